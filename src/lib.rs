@@ -1,4 +1,17 @@
-//! podmon
+//! podmon: a sidecar to a CSI driver that moves stateful pods off failed nodes, and never lets the old incarnation
+//! write beside the new one.
+//!
+//! ```text
+//!  API server ── watch ──▶ ┐
+//!  CSI driver ── poll ───▶ ├─ observations ─▶ World ─▶ decide(&World, now) ─▶ Evacuation ── Step ──▶ perform ─▶ API server, CSI driver
+//!  clock ────────────────▶ ┘                plain data      pure              pure     ◀── Outcome ──   the only I/O
+//! ```
+
+pub mod clock;
+pub mod domain;
+pub mod journal;
+pub mod names;
+pub mod taint;
 
 /// Wire formats: generated from `proto/` at build time.
 pub mod proto {
