@@ -8,6 +8,8 @@
 //! ```
 
 pub mod clock;
+pub mod cluster;
+pub mod csi;
 pub mod domain;
 pub mod journal;
 pub mod names;

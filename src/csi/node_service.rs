@@ -1,0 +1,1 @@
+//! The calls to the node service of the driver beside us.
