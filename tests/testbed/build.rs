@@ -4,7 +4,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=../../proto");
     println!("cargo:rerun-if-changed=proto");
     let descriptors = protox::compile(
-        ["csi.proto", "cri.proto", "podmon.proto", "registration.proto"],
+        [
+            "csi.proto",
+            "cri.proto",
+            "podmon.proto",
+            "registration.proto",
+        ],
         ["../../proto", "proto"],
     )?;
     tonic_prost_build::configure().compile_fds(descriptors)?;

@@ -1,5 +1,7 @@
 //! Clusters to test podmon on: one in memory, one of real components.
 
+pub mod storage;
+
 /// Wire formats, client and server side.
 pub mod proto {
     /// The Container Storage Interface.
