@@ -2,11 +2,14 @@
 
 pub mod attachment;
 pub mod claim;
+pub mod event;
+pub mod lease;
 pub mod node;
 pub mod pod;
 mod read;
 mod view;
 pub mod volume;
+pub mod watch;
 mod write;
 
 use std::future::Future;
