@@ -7,13 +7,19 @@
 //!  clock ────────────────▶ ┘                plain data      pure              pure     ◀── Outcome ──   the only I/O
 //! ```
 
+pub mod arguments;
 pub mod clock;
 pub mod cluster;
+pub mod configuration;
 pub mod csi;
 pub mod domain;
+pub mod environment;
 pub mod journal;
+mod literals;
 pub mod names;
+pub mod settings;
 pub mod taint;
+pub mod telemetry;
 
 /// Wire formats: generated from `proto/` at build time.
 pub mod proto {

@@ -1,1 +1,77 @@
-fn main() {}
+//! Reads arguments, environment and configuration file, then runs the chosen half.
+
+use std::process::ExitCode;
+
+use podmon::arguments::{Arguments, ArgumentsError, Mode, ParseError};
+use podmon::configuration::Configuration;
+use podmon::environment::Environment;
+use podmon::telemetry::Telemetry;
+
+/// Of a command line that cannot be read, as Go's `flag` package has it.
+const MISUSE: u8 = 2;
+
+fn main() -> ExitCode {
+    let telemetry = Telemetry::start();
+    let mut arguments = std::env::args_os();
+    let program = arguments.next().map_or_else(
+        || "podmon".to_owned(),
+        |name| name.to_string_lossy().into_owned(),
+    );
+    let arguments = match Arguments::parse(arguments) {
+        Ok(arguments) => arguments,
+        Err(ArgumentsError::CommandLine(ParseError::Help)) => {
+            eprint!("{}", Arguments::usage(&program));
+            return ExitCode::SUCCESS;
+        }
+        Err(ArgumentsError::CommandLine(error)) => {
+            eprint!("{error}\n{}", Arguments::usage(&program));
+            return ExitCode::from(MISUSE);
+        }
+        Err(error) => return fatal(&error),
+    };
+    if let Some(ignored) = &arguments.ignored {
+        tracing::warn!("{ignored}");
+    }
+    let (configuration, follower) =
+        match Configuration::load(arguments, Environment::of_this_process()) {
+            Ok(loaded) => loaded,
+            Err(error) => return fatal(&error),
+        };
+    let settings = configuration.settings.borrow().clone();
+    telemetry.set(settings.log_level, settings.log_format);
+    settings.log();
+
+    let runtime = match tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => return fatal(&error),
+    };
+    runtime.block_on(async move {
+        tokio::spawn(follower.run(move |settings| {
+            telemetry.set(settings.log_level, settings.log_format);
+        }));
+        run(configuration).await
+    })
+}
+
+async fn run(configuration: Configuration) -> ExitCode {
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        mode = %configuration.arguments.mode,
+        driver_path = configuration.arguments.driver_path_or_default(),
+        "podmon starts"
+    );
+    match configuration.arguments.mode {
+        mode @ (Mode::Controller | Mode::Node | Mode::Standalone) => {
+            tracing::error!("mode {mode} is not part of this build");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn fatal(error: &dyn std::error::Error) -> ExitCode {
+    tracing::error!("{error}");
+    ExitCode::FAILURE
+}

@@ -1,0 +1,44 @@
+//! All that a process of podmon is given at its start.
+
+use tokio::sync::watch;
+
+use crate::arguments::{Arguments, Mode};
+use crate::environment::{Environment, NoNodeName};
+use crate::settings::{Follower, Settings, SettingsError, Source};
+
+/// Handed to the half that runs.
+#[derive(Clone, Debug)]
+pub struct Configuration {
+    pub arguments: Arguments,
+    pub environment: Environment,
+    /// The values in effect; they may change at any time.
+    pub settings: watch::Receiver<Settings>,
+}
+
+/// Why podmon cannot start.
+#[derive(thiserror::Error, Debug)]
+pub enum ConfigurationError {
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    #[error(transparent)]
+    NodeName(#[from] NoNodeName),
+}
+
+impl Configuration {
+    /// Reads the configuration file; the [`Follower`] keeps the settings up to date when it is run.
+    pub fn load(
+        arguments: Arguments,
+        environment: Environment,
+    ) -> Result<(Self, Follower), ConfigurationError> {
+        let follower = Source::new(&arguments, &environment).load()?;
+        if arguments.mode == Mode::Node {
+            environment.required_node_name()?;
+        }
+        let configuration = Self {
+            arguments,
+            environment,
+            settings: follower.subscribe(),
+        };
+        Ok((configuration, follower))
+    }
+}
