@@ -1,7 +1,7 @@
 //! What podmon was started with: every flag, checked once, so that nothing after the start has to doubt them.
 
 pub mod flags;
-mod parse;
+pub mod parse;
 mod socket;
 mod usage;
 
