@@ -1,5 +1,6 @@
 //! Clusters to test podmon on: one in memory, one of real components.
 
+pub mod real;
 pub mod storage;
 
 /// Wire formats, client and server side.

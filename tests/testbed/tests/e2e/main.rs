@@ -1,0 +1,83 @@
+//! Scenarios on a real cluster, one after another. Needs root; see `testbed::real::prerequisites` for the rest.
+
+mod bench;
+mod nodes;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use testbed::real::binaries::Tool;
+use testbed::real::{Binaries, Error, isolation};
+use tokio::runtime::Runtime;
+use tokio::sync::Mutex;
+
+use bench::Bench;
+
+/// What every scenario is: an async function over the one cluster.
+macro_rules! scenarios {
+    ($($module:ident :: $name:ident),* $(,)?) => {
+        vec![$((
+            concat!(stringify!($module), "::", stringify!($name)),
+            Box::new(|runtime: &Runtime, bench: &mut Bench| runtime.block_on($module::$name(bench))) as Scenario,
+        )),*]
+    };
+}
+
+type Scenario = Box<dyn FnOnce(&Runtime, &mut Bench) -> Result<(), Error> + Send>;
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    if arguments.list {
+        return libtest_mimic::run(&arguments, trials(None)).exit_code();
+    }
+    // They share one cluster, and faults of one would be noise to another.
+    arguments.test_threads = Some(1);
+    isolation::enter(&[Tool::Etcd, Tool::Kube, Tool::CsiAttacher], |binaries| {
+        run(&arguments, binaries)
+    })
+}
+
+fn run(arguments: &Arguments, binaries: Binaries) -> ExitCode {
+    let started = Runtime::new()
+        .map_err(|error| error.to_string())
+        .and_then(|runtime| {
+            let bench = runtime
+                .block_on(Bench::start(binaries))
+                .map_err(|error| error.to_string())?;
+            Ok(Arc::new((runtime, Mutex::new(bench))))
+        });
+    match started {
+        Ok(shared) => libtest_mimic::run(arguments, trials(Some(shared))).exit_code(),
+        Err(error) => {
+            eprintln!("the cluster did not start: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn trials(shared: Option<Arc<(Runtime, Mutex<Bench>)>>) -> Vec<Trial> {
+    let scenarios: Vec<(&str, Scenario)> = scenarios![
+        nodes::are_ready,
+        nodes::run_a_pod,
+        nodes::lose_and_regain_the_network,
+        nodes::freeze_and_thaw,
+        nodes::lose_power_and_reboot,
+        nodes::lose_the_kubelet,
+        nodes::lose_the_runtime,
+        nodes::refuse_what_an_identity_may_not,
+    ];
+    scenarios
+        .into_iter()
+        .map(|(name, scenario)| {
+            let shared = shared.clone();
+            Trial::test(name, move || {
+                let (runtime, bench) = shared.as_deref().ok_or("no cluster")?;
+                let mut bench = bench.blocking_lock();
+                let outcome = scenario(runtime, &mut bench);
+                let reset = runtime.block_on(bench.reset());
+                outcome.and(reset).map_err(Failed::from)
+            })
+        })
+        .collect()
+}
