@@ -7,11 +7,13 @@ pub mod lease;
 pub mod node;
 pub mod pod;
 mod read;
+pub mod survey;
 mod view;
 pub mod volume;
 pub mod watch;
 mod write;
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::time::Duration;
 
@@ -81,14 +83,21 @@ pub struct Cluster {
     protection: Protection,
 }
 
-/// The label that protects a pod.
+/// What protects a pod: a label, outside the driver's own namespace.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Protection {
     pub key: String,
     pub value: String,
+    /// Pods in it are the driver's own, whatever their labels.
+    pub driver_namespace: Option<String>,
 }
 
 impl Protection {
+    fn covers(&self, namespace: &str, labels: &BTreeMap<String, String>) -> bool {
+        labels.get(&self.key) == Some(&self.value)
+            && self.driver_namespace.as_deref() != Some(namespace)
+    }
+
     /// The label selector that finds the protected pods.
     pub fn selector(&self) -> String {
         format!("{}={}", self.key, self.value)

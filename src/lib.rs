@@ -11,6 +11,8 @@ pub mod arguments;
 pub mod clock;
 pub mod cluster;
 pub mod configuration;
+pub mod connect;
+pub mod controller;
 pub mod csi;
 pub mod domain;
 pub mod environment;

@@ -64,7 +64,8 @@ async fn run(configuration: Configuration) -> ExitCode {
         "podmon starts"
     );
     match configuration.arguments.mode {
-        mode @ (Mode::Controller | Mode::Node | Mode::Standalone) => {
+        Mode::Controller | Mode::Standalone => fatal(&podmon::controller::run(configuration).await),
+        mode @ Mode::Node => {
             tracing::error!("mode {mode} is not part of this build");
             ExitCode::FAILURE
         }

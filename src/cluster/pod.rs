@@ -266,7 +266,7 @@ impl PodView {
                 .node_name
                 .filter(|name| !name.is_empty())
                 .map(NodeName::from),
-            protected: labels.get(&protection.key) == Some(&protection.value),
+            protected: protection.covers(&key.namespace, &labels),
             phase: match self.status.phase.as_str() {
                 "Pending" | "" => Phase::Pending,
                 "Running" => Phase::Running,

@@ -1,5 +1,6 @@
 //! Reads that are answered by the API server itself, never by a cache of its or ours.
 
+use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode};
 use kube::Api;
 use kube::api::ListParams;
@@ -10,7 +11,7 @@ use super::attachment::{Attachment, AttachmentView};
 use super::claim::{Claim, ClaimView};
 use super::node::{Node, NodeView};
 use super::pod::{Pod, PodView};
-use super::volume::{Volume, VolumeView};
+use super::volume::{SecretName, Volume, VolumeView};
 use super::{Cluster, ClusterError, PAGE, REQUEST, request};
 use crate::domain::{NodeId, NodeName, VolumeName};
 
@@ -79,6 +80,17 @@ impl Cluster {
             .map(|d| d.node_id)
             .filter(|id| !id.is_empty())
             .map(NodeId::from))
+    }
+
+    /// What a Secret holds, as the driver gets it; values that are no text cannot be handed on.
+    pub async fn secret(&self, secret: &SecretName) -> Result<Vec<(String, String)>, ClusterError> {
+        let api = Api::<Secret>::namespaced(self.client.clone(), &secret.namespace);
+        let what = || format!("get secret {}/{}", secret.namespace, secret.name);
+        let found = request(what, REQUEST, api.get(&secret.name)).await?;
+        let data = found.data.unwrap_or_default().into_iter();
+        Ok(data
+            .filter_map(|(key, value)| Some((key, String::from_utf8(value.0).ok()?)))
+            .collect())
     }
 
     /// Whether Kubernetes attaches the driver's volumes at all; a driver without a CSIDriver object is attached.

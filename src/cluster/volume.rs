@@ -36,7 +36,7 @@ pub enum Backend {
     Unattached,
 }
 
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Deserialize)]
 pub struct SecretName {
     #[serde(default)]
     pub namespace: String,

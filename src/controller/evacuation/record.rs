@@ -1,0 +1,356 @@
+//! What came of the steps, and what the watches show meanwhile.
+
+use super::Evacuation;
+use crate::clock::Moment;
+use crate::cluster::Deleted;
+use crate::cluster::attachment::Attachment;
+use crate::cluster::event::{Report, Severity, Subject};
+use crate::cluster::node::Node;
+use crate::cluster::pod::Pod;
+use crate::cluster::watch::Change;
+use crate::controller::refusal::Refusal;
+use crate::controller::step::{Outcome, Refused, Step, Unfenced};
+use crate::controller::world::{Observation, same};
+use crate::domain::{Incarnation, NodeId, VolumeName};
+use crate::journal::{Found, Journal};
+
+impl Evacuation {
+    /// Takes an outcome; reports that follow from it.
+    pub fn record(&mut self, outcome: Outcome, by: &str, now: Moment) -> Vec<Step> {
+        let mut reports = Vec::new();
+        match outcome {
+            Outcome::Survey(Ok(survey)) => {
+                self.node_access.succeeded();
+                self.node_read = survey.at;
+                if self.outdated.is_some_and(|since| survey.at >= since) {
+                    self.outdated = None;
+                }
+                self.survey = Some(survey);
+                self.take_journal(by);
+            }
+            Outcome::Survey(Err(error)) => {
+                tracing::warn!(node = %self.node, %error, "The node could not be looked at; trying again");
+                self.node_access.failed(now);
+            }
+            Outcome::Look { at, node: Ok(node) } => {
+                self.node_access.succeeded();
+                self.take_node(node, at, by, now);
+            }
+            Outcome::Look {
+                node: Err(error), ..
+            } => {
+                tracing::warn!(node = %self.node, %error, "The node could not be looked at; trying again");
+                self.node_access.failed(now);
+            }
+            Outcome::Ask { group, answer } => self.record_answer(group, answer, now),
+            Outcome::Patch { at, node } => self.record_patch(at, node, by, now),
+            Outcome::ForgetInUse { at, node } => self.record_in_use(at, node, by, now),
+            Outcome::Fence {
+                volume,
+                node,
+                started,
+                result,
+            } => {
+                reports.extend(self.record_fence(&volume, &node, started, result, now));
+            }
+            Outcome::DeletePod { pod, result } => {
+                self.record_deletion(&pod, result, now, &mut reports)
+            }
+            Outcome::DeleteAttachment { uid, result } => {
+                let attempt = self.detaching.entry(uid.clone()).or_default();
+                match (result, &mut self.survey) {
+                    (Ok(deleted), Some(survey)) => {
+                        attempt.succeeded();
+                        self.changed = now;
+                        match (deleted, survey.attachments.get_mut(&uid)) {
+                            (Deleted::Marked, Some(attachment)) => attachment.deleting = true,
+                            _ => drop(survey.attachments.remove(&uid)),
+                        }
+                    }
+                    (Ok(_), None) => attempt.succeeded(),
+                    (Err(error), _) => {
+                        tracing::warn!(node = %self.node, attachment = %uid, ?error, "The attachment could not be deleted; trying again");
+                        attempt.failed(now);
+                    }
+                }
+            }
+            Outcome::Reported => {}
+        }
+        reports
+    }
+
+    /// Takes in what a watch shows of this node.
+    pub fn observe(&mut self, observation: &Observation, now: Moment) {
+        match observation {
+            Observation::Pod(Change::Deleted(pod)) => self.forget_pod(&pod.incarnation, now),
+            Observation::Pod(Change::Applied(pod)) => {
+                let here = pod.node.as_ref() == Some(&self.node);
+                let known = self
+                    .survey
+                    .as_ref()
+                    .and_then(|s| s.pods.get(&pod.incarnation.uid));
+                if here && known.is_none_or(|known| differs(known, pod)) {
+                    self.outdate(now);
+                }
+            }
+            Observation::Attachment(Change::Applied(attachment)) => {
+                self.take_attachment(attachment, now)
+            }
+            Observation::Attachment(Change::Deleted(attachment)) => {
+                let survey = self.survey.as_mut();
+                if survey.is_some_and(|s| s.attachments.remove(&attachment.uid).is_some()) {
+                    self.changed = now;
+                }
+            }
+            Observation::Node(Change::Applied(node)) if node.name == self.node => {
+                if !self.node_object().is_some_and(|known| same(known, node)) {
+                    self.outdate(now);
+                }
+            }
+            Observation::Node(Change::Deleted(node)) if node.name == self.node => self.outdate(now),
+            Observation::Node(Change::Applied(_) | Change::Deleted(_)) => {}
+            // What was missed meanwhile is not known.
+            Observation::Pod(Change::All(_))
+            | Observation::Node(Change::All(_))
+            | Observation::Attachment(Change::All(_)) => self.outdate(now),
+            Observation::Pod(Change::Stale(_))
+            | Observation::Node(Change::Stale(_))
+            | Observation::Attachment(Change::Stale(_)) => {}
+        }
+    }
+
+    fn take_node(&mut self, node: Option<Node>, at: Moment, by: &str, now: Moment) {
+        let Some(survey) = &mut self.survey else {
+            return;
+        };
+        let unchanged = match (&survey.node, &node) {
+            (Some(before), Some(node)) => same(before, node),
+            (before, node) => before.is_none() && node.is_none(),
+        };
+        survey.node = node;
+        self.node_read = at;
+        if !unchanged {
+            // What was read of the pods may be older than that.
+            self.outdate(now);
+        }
+        self.take_journal(by);
+    }
+
+    /// Goes by the journal that stands on the Node; by memory only where somebody took it away.
+    fn take_journal(&mut self, by: &str) {
+        let Some(survey) = &self.survey else { return };
+        let Some(node) = &survey.node else { return };
+        match node.read_journal() {
+            Found::Journal(journal) if journal.is_open() => {
+                if journal.by != by && self.journal.as_ref().is_some_and(|known| known.by == by) {
+                    tracing::warn!(node = %self.node, by = %journal.by, "Another podmon took over the evacuation");
+                }
+                self.journal = Some(journal);
+            }
+            Found::Journal(_) => self.journal = None,
+            Found::Absent => {
+                let bound = |journal: &Journal| {
+                    journal.pods.keys().any(|uid| survey.pods.contains_key(uid))
+                };
+                let tainted = node.tainted(&self.names);
+                if self
+                    .journal
+                    .as_ref()
+                    .is_some_and(|journal| !tainted && !bound(journal))
+                {
+                    tracing::warn!(node = %self.node, "Taint and journal were taken away by hand: nothing more is done");
+                    self.journal = None;
+                }
+            }
+            Found::Unreadable(defect) => {
+                tracing::warn!(node = %self.node, %defect, "The journal on the node cannot be read");
+            }
+        }
+    }
+
+    fn record_patch(&mut self, at: Moment, patched: Result<Node, Refused>, by: &str, now: Moment) {
+        match patched {
+            Ok(node) => {
+                self.node_access.succeeded();
+                let before = self.node_object().map(Node::read_journal);
+                if let Some(Found::Journal(theirs)) = before
+                    && theirs.is_open()
+                    && theirs.by != by
+                {
+                    tracing::info!(node = %self.node, before = %theirs.by, id = %theirs.id, "Took over an evacuation");
+                    self.adopted = Some(at);
+                }
+                let untainted = self
+                    .node_object()
+                    .is_some_and(|before| !before.tainted(&self.names));
+                self.tainted |= untainted && node.tainted(&self.names);
+                let listed = self.listed().len();
+                if let Some(survey) = &mut self.survey {
+                    survey.node = Some(node);
+                }
+                self.node_read = at;
+                self.take_journal(by);
+                self.tell_progress(listed);
+            }
+            Err(refused) => {
+                // It may have been written all the same: the Node says.
+                self.outdate(now);
+                match refused {
+                    Refused::Conflict => self.node_access.succeeded(),
+                    refused => {
+                        tracing::warn!(node = %self.node, ?refused, "The node could not be patched; trying again");
+                        self.node_access.failed(now);
+                    }
+                }
+            }
+        }
+    }
+
+    fn tell_progress(&mut self, listed_before: usize) {
+        match &self.journal {
+            Some(journal) if journal.pods.len() > listed_before => {
+                self.in_use_tries = 0;
+                let pods: Vec<String> = journal
+                    .pods
+                    .values()
+                    .map(|entry| entry.key.to_string())
+                    .collect();
+                tracing::info!(node = %self.node, id = %journal.id, cause = ?journal.why, pods = pods.join(" "), "Evacuation announced; node tainted");
+            }
+            None if listed_before > 0 => {
+                tracing::info!(node = %self.node, "Evacuation finished; the node may requalify");
+                // Nothing of this evacuation may speak for the next one.
+                self.fences = Default::default();
+                self.releases.clear();
+                self.leaving.clear();
+                self.detaching.clear();
+                self.adopted = None;
+            }
+            _ => {}
+        }
+    }
+
+    fn record_in_use(&mut self, at: Moment, patched: Result<Node, Refused>, by: &str, now: Moment) {
+        self.node_access.succeeded();
+        self.in_use_tries += 1;
+        match patched {
+            Ok(node) => {
+                let Some(survey) = &mut self.survey else {
+                    return;
+                };
+                survey.node = Some(node);
+                self.node_read = at;
+                self.take_journal(by);
+            }
+            Err(Refused::Forbidden) => {
+                self.in_use_forbidden = true;
+                tracing::warn!(node = %self.node, "No right to patch nodes/status: other nodes get the volumes up to a minute later");
+            }
+            Err(_) => self.outdate(now),
+        }
+    }
+
+    fn record_fence(
+        &mut self,
+        volume: &VolumeName,
+        id: &NodeId,
+        started: Moment,
+        result: Result<(), Unfenced>,
+        now: Moment,
+    ) -> Option<Step> {
+        let listed = self
+            .journal
+            .as_ref()
+            .and_then(|journal| journal.volumes.get(volume));
+        let own = listed.is_none_or(|volume| volume.node_ids.first() == Some(id));
+        match &result {
+            Ok(()) => {
+                tracing::info!(node = %self.node, %volume, node_id = %id, "Fenced");
+            }
+            Err(Unfenced::Withheld) => {}
+            Err(error) => {
+                tracing::warn!(node = %self.node, %volume, node_id = %id, ?error, "Not fenced; trying again");
+            }
+        }
+        let late =
+            listed.is_none() && !matches!(result, Err(Unfenced::Withheld | Unfenced::NeverSent(_)));
+        self.fences.record(volume, id, started, now, result, own);
+        let node = self.node_object()?;
+        // protocol.md §5, guard 6.
+        late.then(|| {
+            tracing::error!(node = %self.node, %volume, "A fence came back after the evacuation was over: the volume may be revoked under a rightful pod");
+            Step::Report(Report {
+                subject: Subject::Node(node.name.clone(), node.uid.clone()),
+                severity: Severity::Warning,
+                reason: "LateFence".into(),
+                message: format!("podmon revoked volume {volume} from the node after its evacuation was over; pods there that use it may see I/O errors"),
+            })
+        })
+    }
+
+    fn record_deletion(
+        &mut self,
+        pod: &Incarnation,
+        result: Result<Deleted, Refused>,
+        now: Moment,
+        reports: &mut Vec<Step>,
+    ) {
+        let leaving = self.leaving.entry(pod.uid.clone()).or_default();
+        match result {
+            Ok(Deleted::Gone) => {
+                tracing::info!(pod = %pod.key, uid = %pod.uid, node = %self.node, "Pod deleted");
+                self.forget_pod(pod, now);
+            }
+            Ok(Deleted::Marked) => {
+                leaving.attempt.succeeded();
+                leaving.kept_since.get_or_insert(now);
+            }
+            Err(Refused::Conflict) => {
+                leaving.attempt.failed(now);
+                self.outdate(now);
+            }
+            Err(refused) => {
+                leaving.attempt.failed(now);
+                let text = match refused {
+                    Refused::Failed(text) => text,
+                    refused => format!("{refused:?}"),
+                };
+                let why = self.journal.as_ref().map(|journal| journal.why);
+                if let Some(why) = why {
+                    self.refuse(&pod.uid, why, &Refusal::NotDeleted(text), reports);
+                }
+            }
+        }
+    }
+
+    fn forget_pod(&mut self, pod: &Incarnation, now: Moment) {
+        self.leaving.remove(&pod.uid);
+        self.said.remove(&pod.uid);
+        if let Some(survey) = &mut self.survey {
+            survey.uses.remove(&pod.uid);
+            if survey.pods.remove(&pod.uid).is_some() {
+                self.changed = now;
+            }
+        }
+    }
+
+    fn take_attachment(&mut self, attachment: &Attachment, now: Moment) {
+        if attachment.node != self.node {
+            return;
+        }
+        if let Some(survey) = &mut self.survey {
+            let before = survey
+                .attachments
+                .insert(attachment.uid.clone(), attachment.clone());
+            if before.is_none_or(|before| before.deleting != attachment.deleting) {
+                self.changed = now;
+            }
+        }
+    }
+}
+
+/// Whether a pod differs in what an evacuation decides by.
+fn differs(a: &Pod, b: &Pod) -> bool {
+    (a.ready, a.started, a.terminating, a.phase, a.protected)
+        != (b.ready, b.started, b.terminating, b.phase, b.protected)
+}

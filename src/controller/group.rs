@@ -1,0 +1,155 @@
+//! Groups: the pods of one node that are evacuated together or not at all, since a fence works per node and volume.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::cluster::pod::Pod;
+use crate::cluster::survey::Survey;
+use crate::domain::{NodeId, PodUid, VolumeName};
+use crate::journal::Cause;
+
+use super::decide::{Reason, Verdict, judge};
+use super::refusal::Refusal;
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Group {
+    pub pods: BTreeSet<PodUid>,
+    pub volumes: BTreeSet<VolumeName>,
+    pub cause: Cause,
+    /// What stands against it as a whole, before the array is asked.
+    pub refusal: Option<Refusal>,
+}
+
+impl Group {
+    /// Names the group as long as its members stay the same.
+    pub fn id(&self) -> Option<&PodUid> {
+        self.pods.first()
+    }
+}
+
+/// The groups of protected pods on the surveyed node that evidence speaks against, none of them in `listed`.
+pub fn groups(survey: &Survey, array_lost: bool, listed: impl Fn(&PodUid) -> bool) -> Vec<Group> {
+    let Some(node) = &survey.node else {
+        return Vec::new();
+    };
+    let mut verdicts = BTreeMap::new();
+    for pod in survey.pods.values() {
+        let uid = &pod.incarnation.uid;
+        match judge(pod, node, array_lost) {
+            Verdict::Leave(Reason::Unprotected | Reason::Finished) => {}
+            _ if listed(uid) => {}
+            verdict => {
+                verdicts.insert(uid, (pod, verdict));
+            }
+        }
+    }
+    let mut groups = Vec::new();
+    let mut left: BTreeSet<&PodUid> = verdicts.keys().copied().collect();
+    while let Some(first) = left.pop_first() {
+        let mut members = BTreeSet::from([first]);
+        let mut open = vec![first];
+        while let Some(uid) = open.pop() {
+            let joined = |other: &&PodUid| linked(survey, verdicts[uid].0, verdicts[*other].0);
+            let next: Vec<&PodUid> = left.iter().copied().filter(joined).collect();
+            for other in next {
+                left.remove(other);
+                members.insert(other);
+                open.push(other);
+            }
+        }
+        let causes = members.iter().filter_map(|uid| match verdicts[uid].1 {
+            Verdict::Evacuate(cause) => Some(cause),
+            Verdict::Leave(_) => None,
+        });
+        // Without any evidence against a member there is no group.
+        let Some(cause) = causes.min() else { continue };
+        let pods: Vec<&Pod> = members.iter().map(|uid| verdicts[uid].0).collect();
+        let ready = pods.iter().zip(members.iter().map(|uid| &verdicts[uid].1));
+        let ready = ready.filter(|(_, verdict)| matches!(verdict, Verdict::Leave(_)));
+        let ready = ready
+            .map(|(pod, _)| Refusal::MemberReady(pod.incarnation.key.clone()))
+            .next();
+        let refusal = pods.iter().find_map(|pod| objection(survey, pod)).or(ready);
+        groups.push(Group {
+            volumes: pods
+                .iter()
+                .flat_map(|pod| volumes(survey, pod))
+                .cloned()
+                .collect(),
+            pods: members.into_iter().cloned().collect(),
+            cause,
+            refusal,
+        });
+    }
+    groups
+}
+
+fn volumes<'a>(survey: &'a Survey, pod: &Pod) -> impl Iterator<Item = &'a VolumeName> {
+    let uses = survey.uses.get(&pod.incarnation.uid);
+    uses.into_iter().flat_map(|uses| &uses.ours)
+}
+
+/// Whether two pods share a volume of ours, or must be on the same host.
+fn linked(survey: &Survey, a: &Pod, b: &Pod) -> bool {
+    let handles = |pod: &Pod| -> BTreeSet<_> {
+        let ours = volumes(survey, pod).filter_map(|name| survey.volumes.get(name));
+        ours.map(|volume| volume.handle.clone()).collect()
+    };
+    !handles(a).is_disjoint(&handles(b)) || (!a.affinity.is_empty() && a.affinity == b.affinity)
+}
+
+/// What keeps this pod, and so its group, from being evacuated.
+fn objection(survey: &Survey, pod: &Pod) -> Option<Refusal> {
+    let key = || pod.incarnation.key.clone();
+    if pod.mirror {
+        return Some(Refusal::Mirror(key()));
+    }
+    if pod
+        .owner
+        .as_ref()
+        .is_some_and(|owner| owner.kind == "DaemonSet")
+    {
+        return Some(Refusal::DaemonSet(key()));
+    }
+    let problem = survey
+        .uses
+        .get(&pod.incarnation.uid)
+        .and_then(|uses| uses.problem.clone());
+    if let Some(problem) = problem {
+        return Some(Refusal::Volume(key(), problem));
+    }
+    for volume in volumes(survey, pod) {
+        let handle = &survey.volumes.get(volume)?.handle;
+        let mut users = survey.users_of(handle);
+        if let Some(other) = users.find(|user| !user.protected) {
+            return Some(Refusal::Shared {
+                volume: volume.clone(),
+                with: other.incarnation.key.clone(),
+            });
+        }
+        if node_ids(survey, volume).is_empty() {
+            return Some(Refusal::NoNodeId);
+        }
+    }
+    None
+}
+
+/// Every node id that the volume may be published to on this node, the attachment's own first.
+pub fn node_ids(survey: &Survey, volume: &VolumeName) -> Vec<NodeId> {
+    let published = survey
+        .attachments_of(volume)
+        .filter_map(|a| a.node_id.clone());
+    let annotated = survey
+        .node
+        .as_ref()
+        .and_then(|node| node.annotated_id.clone());
+    let mut ids: Vec<NodeId> = Vec::new();
+    for id in published
+        .chain(survey.registered_id.clone())
+        .chain(annotated)
+    {
+        if !ids.contains(&id) {
+            ids.push(id);
+        }
+    }
+    ids
+}
