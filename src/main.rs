@@ -1,5 +1,6 @@
 //! Reads arguments, environment and configuration file, then runs the chosen half.
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use podmon::arguments::{Arguments, ArgumentsError, Mode, ParseError};
@@ -20,11 +21,11 @@ fn main() -> ExitCode {
     let arguments = match Arguments::parse(arguments) {
         Ok(arguments) => arguments,
         Err(ArgumentsError::CommandLine(ParseError::Help)) => {
-            eprint!("{}", Arguments::usage(&program));
+            say(&Arguments::usage(&program));
             return ExitCode::SUCCESS;
         }
         Err(ArgumentsError::CommandLine(error)) => {
-            eprint!("{error}\n{}", Arguments::usage(&program));
+            say(&format!("{error}\n{}", Arguments::usage(&program)));
             return ExitCode::from(MISUSE);
         }
         Err(error) => return fatal(&error),
@@ -40,6 +41,9 @@ fn main() -> ExitCode {
     let settings = configuration.settings.borrow().clone();
     telemetry.set(settings.log_level, settings.log_format);
     settings.log();
+    if configuration.environment.driver_namespace.is_none() {
+        tracing::warn!("MY_POD_NAMESPACE is not set: the driver's own pods cannot be told apart");
+    }
 
     let runtime = match tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -70,6 +74,11 @@ async fn run(configuration: Configuration) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Without the log's form, as Go's `flag` package does. A closed standard error is no reason to fail.
+fn say(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
 fn fatal(error: &dyn std::error::Error) -> ExitCode {

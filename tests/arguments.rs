@@ -10,7 +10,7 @@ use std::num::NonZeroU32;
 use std::path::Path;
 use std::time::Duration;
 
-use podmon::arguments::flags::{Declaration, Default, FLAGS};
+use podmon::arguments::flags::{Declaration, Default, FLAGS, Flag};
 use podmon::arguments::parse::Parsed;
 use podmon::arguments::{Arguments, ArgumentsError, Label, Mode, ParseError};
 use proptest::prelude::*;
@@ -49,21 +49,21 @@ fn value(parsed: &Parsed, flag: &Declaration) -> Value {
     let (name, meaning) = (flag.name, flag.meaning);
     match flag.default {
         Default::Text(default) => parsed
-            .text(&podmon::arguments::flags::Flag {
+            .text(&Flag {
                 name,
                 default,
                 meaning,
             })
             .into(),
         Default::Integer(default) => parsed
-            .integer(&podmon::arguments::flags::Flag {
+            .integer(&Flag {
                 name,
                 default,
                 meaning,
             })
             .into(),
         Default::Boolean(default) => parsed
-            .boolean(&podmon::arguments::flags::Flag {
+            .boolean(&Flag {
                 name,
                 default,
                 meaning,

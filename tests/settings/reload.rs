@@ -124,6 +124,11 @@ async fn swapped_symlinks_are_seen_and_an_absent_key_falls_back_to_its_flag() {
         file.changed().await,
         settings(7, 4, true, Level::Info, Format::Json)
     );
+    assert_eq!(
+        file.said("{\"key\":\"LOG_LEVEL\""),
+        1,
+        "the log itself follows"
+    );
     file.swap("");
     assert_eq!(
         file.changed().await,
