@@ -25,10 +25,11 @@ pub mod node;
 pub mod pki;
 pub mod prerequisites;
 pub mod process;
+pub mod proxy;
 pub mod wait;
 
 pub use binaries::Binaries;
-pub use cluster::{Cluster, Options};
+pub use cluster::{Cluster, Equipment};
 pub use node::Node;
 pub use wait::wait_until;
 

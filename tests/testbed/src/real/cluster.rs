@@ -16,29 +16,13 @@ use super::pki::Pki;
 use super::process::Process;
 use super::{Context, Result};
 
-/// What a cluster is made of.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// How many nodes, named `node1`, `node2` and so on. They are started by [`Cluster::start`].
-    pub nodes: usize,
-    /// Flags for kube-controller-manager beside those of the fast failure profile. Without any, the attach-detach controller
-    /// has its stock tick of one minute.
-    pub controller_manager_flags: Vec<String>,
-    /// Images that every node has, beside the pause image.
+/// What every node has, beside containerd and the kubelet.
+#[derive(Debug, Clone, Default)]
+pub struct Equipment {
+    /// Images beside the pause image.
     pub images: Vec<Image>,
-    /// Daemons that every node starts at each boot, before its kubelet.
+    /// Daemons that are started at each boot, before the kubelet.
     pub daemons: Vec<Daemon>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            nodes: 2,
-            controller_manager_flags: Vec::new(),
-            images: Vec::new(),
-            daemons: Vec::new(),
-        }
-    }
 }
 
 /// A running cluster. Only within [`isolation::enter`], once per program.
@@ -53,55 +37,51 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts the control plane and all nodes; returns when every node is Ready.
-    pub async fn start(binaries: Binaries, options: Options) -> Result<Self> {
+    /// Starts the control plane. The flags are for kube-controller-manager, beside those of the fast failure profile; without
+    /// any, the attach-detach controller has its stock tick of one minute.
+    pub async fn start(binaries: Binaries, controller_manager_flags: &[String]) -> Result<Self> {
         let state = Path::new(STATE);
         mount("tmpfs", state, "tmpfs", MountFlags::empty(), c"mode=755")
             .context(|| format!("mount {STATE}"))?;
         let folder = state.join("control-plane");
         let logs = isolation::logs();
         let pki = Pki::create(&folder.join("pki"))?;
-        let control_plane = ControlPlane::start(
-            &binaries,
-            &pki,
-            &folder,
-            &logs,
-            &options.controller_manager_flags,
-        )
-        .await?;
-        let mut cluster = Cluster {
+        let control_plane =
+            ControlPlane::start(&binaries, &pki, &folder, &logs, controller_manager_flags).await?;
+        Ok(Cluster {
             nodes: Vec::new(),
             control_plane,
             pki,
             binaries,
             folder,
             logs,
-        };
-        cluster.add_nodes(&options).await?;
-        Ok(cluster)
+        })
     }
 
-    async fn add_nodes(&mut self, options: &Options) -> Result<()> {
+    /// Adds nodes, named `node1`, `node2` and so on; returns when all are Ready.
+    pub async fn start_nodes(&mut self, count: usize, equipment: &Equipment) -> Result<()> {
         let mut archives = Vec::new();
-        let images = std::iter::once(Image::pause()).chain(options.images.iter().cloned());
+        let images = std::iter::once(Image::pause()).chain(equipment.images.iter().cloned());
         for (number, image) in images.enumerate() {
             let archive = Path::new(STATE).join(format!("image{number}.tar"));
             image.write(&archive)?;
             archives.push(archive);
         }
-        for number in 1..=options.nodes {
+        let first = self.nodes.len() + 1;
+        for number in first..first + count {
             let node = Node::create(
                 number,
                 &self.binaries,
                 &self.pki,
                 &archives,
-                &options.daemons,
+                &equipment.daemons,
                 self.control_plane.admin(),
             )?;
             self.nodes.push(node);
         }
-        futures::future::try_join_all(self.nodes.iter().map(Node::power_on)).await?;
-        futures::future::try_join_all(self.nodes.iter().map(Node::wait_ready)).await?;
+        let new = &self.nodes[first - 1..];
+        futures::future::try_join_all(new.iter().map(Node::power_on)).await?;
+        futures::future::try_join_all(new.iter().map(Node::wait_ready)).await?;
         Ok(())
     }
 

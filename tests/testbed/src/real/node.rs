@@ -28,7 +28,7 @@ use super::{Context, Error, Result, wait_until};
 /// How long a step of a node's boot may take on a slow machine.
 const BOOT_STEP: Duration = Duration::from_secs(60);
 
-/// A further process on every node. In its arguments `{node}` stands for the node's name.
+/// A further process on every node. In its arguments and environment `{node}` stands for the node's name.
 #[derive(Debug, Clone)]
 pub struct Daemon {
     pub name: String,
@@ -287,14 +287,13 @@ impl Node {
             .find(|daemon| daemon.name == name)
             .ok_or_else(|| Error::State(format!("no daemon {name} was given")))?;
         let mut command = self.inside(&daemon.program)?;
-        command
-            .args(
-                daemon
-                    .arguments
-                    .iter()
-                    .map(|a| a.replace("{node}", &self.name)),
-            )
-            .envs(daemon.environment.iter().cloned());
+        let filled = |text: &String| text.replace("{node}", &self.name);
+        command.args(daemon.arguments.iter().map(filled)).envs(
+            daemon
+                .environment
+                .iter()
+                .map(|(name, value)| (name, filled(value))),
+        );
         self.start(name, command)
     }
 

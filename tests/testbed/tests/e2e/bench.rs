@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use serde_json::json;
 use testbed::real::wait::Seen;
-use testbed::real::{Binaries, Cluster, Error, Options, wait_until};
+use testbed::real::{Binaries, Cluster, Equipment, Error, wait_until};
 
 pub type Result<T = ()> = std::result::Result<T, Error>;
 
@@ -23,7 +23,8 @@ pub struct Bench {
 impl Bench {
     pub async fn start(binaries: Binaries) -> Result<Self> {
         let started = Instant::now();
-        let cluster = Cluster::start(binaries, Options::default()).await?;
+        let mut cluster = Cluster::start(binaries, &[]).await?;
+        cluster.start_nodes(2, &Equipment::default()).await?;
         println!("cluster ready in {:.1} s", started.elapsed().as_secs_f64());
         let mut bench = Bench { cluster };
         bench.make_namespace().await?;
