@@ -6,12 +6,25 @@
 //! had two writers.
 
 pub mod array;
+pub mod client;
+pub mod command;
+pub mod disk;
+pub mod door;
+pub mod driver;
+pub mod hold;
 pub mod judge;
 pub mod ledger;
+pub mod loops;
+pub mod mounts;
 pub mod name;
+pub mod request;
+pub mod server;
 pub mod trouble;
+pub mod wire;
 
-pub use array::{Array, Path, Policy, Refusal, StaleSessions};
+pub use array::{Access, Array, Connectivity, Lie, Path, Policy, Refusal, StaleSessions};
+pub use client::{Client, ClientError};
+pub use door::Door;
 pub use judge::{Finding, Report, Violation, judge};
 pub use ledger::{Operation, Record, Verdict};
 pub use name::{Epoch, NodeId, VolumeId};
