@@ -136,6 +136,9 @@ pub struct Evacuation {
     in_use_forbidden: bool,
     /// When something that the closing of the journal depends on last changed.
     changed: Moment,
+    /// Seen to be gone for good: a read that began before must not bring them back.
+    departed: BTreeSet<PodUid>,
+    detached: BTreeSet<AttachmentUid>,
     /// What was last said of each pod.
     said: BTreeMap<PodUid, Refusal>,
     /// Pods that came to the evacuated node, by owner: how many, and when the next may be removed.
@@ -163,6 +166,8 @@ impl Evacuation {
             in_use_tries: 0,
             in_use_forbidden: false,
             changed: now,
+            departed: BTreeSet::new(),
+            detached: BTreeSet::new(),
             said: BTreeMap::new(),
             comers: BTreeMap::new(),
             wake: None,

@@ -7,6 +7,7 @@ use crate::cluster::attachment::Attachment;
 use crate::cluster::event::{Report, Severity, Subject};
 use crate::cluster::node::Node;
 use crate::cluster::pod::Pod;
+use crate::cluster::survey::Survey;
 use crate::cluster::watch::Change;
 use crate::controller::refusal::Refusal;
 use crate::controller::step::{Outcome, Refused, Step, Unfenced};
@@ -25,8 +26,7 @@ impl Evacuation {
                 if self.outdated.is_some_and(|since| survey.at >= since) {
                     self.outdated = None;
                 }
-                self.survey = Some(survey);
-                self.take_journal(by);
+                self.take_survey(survey, by);
             }
             Outcome::Survey(Err(error)) => {
                 tracing::warn!(node = %self.node, %error, "The node could not be looked at; trying again");
@@ -64,7 +64,11 @@ impl Evacuation {
                         self.changed = now;
                         match (deleted, survey.attachments.get_mut(&uid)) {
                             (Deleted::Marked, Some(attachment)) => attachment.deleting = true,
-                            _ => drop(survey.attachments.remove(&uid)),
+                            (Deleted::Marked, None) => {}
+                            (Deleted::Gone, _) => {
+                                survey.attachments.remove(&uid);
+                                self.detached.insert(uid);
+                            }
                         }
                     }
                     (Ok(_), None) => attempt.succeeded(),
@@ -82,7 +86,10 @@ impl Evacuation {
     /// Takes in what a watch shows of this node.
     pub fn observe(&mut self, observation: &Observation, now: Moment) {
         match observation {
-            Observation::Pod(Change::Deleted(pod)) => self.forget_pod(&pod.incarnation, now),
+            Observation::Pod(Change::Deleted(pod)) if pod.node.as_ref() == Some(&self.node) => {
+                self.forget_pod(&pod.incarnation, now);
+            }
+            Observation::Pod(Change::Deleted(_)) => {}
             Observation::Pod(Change::Applied(pod)) => {
                 let here = pod.node.as_ref() == Some(&self.node);
                 let known = self
@@ -97,6 +104,9 @@ impl Evacuation {
                 self.take_attachment(attachment, now)
             }
             Observation::Attachment(Change::Deleted(attachment)) => {
+                if attachment.node == self.node {
+                    self.detached.insert(attachment.uid.clone());
+                }
                 let survey = self.survey.as_mut();
                 if survey.is_some_and(|s| s.attachments.remove(&attachment.uid).is_some()) {
                     self.changed = now;
@@ -117,6 +127,16 @@ impl Evacuation {
             | Observation::Node(Change::Stale(_))
             | Observation::Attachment(Change::Stale(_)) => {}
         }
+    }
+
+    fn take_survey(&mut self, mut survey: Survey, by: &str) {
+        survey.pods.retain(|uid, _| !self.departed.contains(uid));
+        survey.uses.retain(|uid, _| !self.departed.contains(uid));
+        survey
+            .attachments
+            .retain(|uid, _| !self.detached.contains(uid));
+        self.survey = Some(survey);
+        self.take_journal(by);
     }
 
     fn take_node(&mut self, node: Option<Node>, at: Moment, by: &str, now: Moment) {
@@ -324,6 +344,7 @@ impl Evacuation {
     }
 
     fn forget_pod(&mut self, pod: &Incarnation, now: Moment) {
+        self.departed.insert(pod.uid.clone());
         self.leaving.remove(&pod.uid);
         self.said.remove(&pod.uid);
         if let Some(survey) = &mut self.survey {
@@ -335,7 +356,7 @@ impl Evacuation {
     }
 
     fn take_attachment(&mut self, attachment: &Attachment, now: Moment) {
-        if attachment.node != self.node {
+        if attachment.node != self.node || self.detached.contains(&attachment.uid) {
             return;
         }
         if let Some(survey) = &mut self.survey {

@@ -1,6 +1,7 @@
 //! Clusters to test podmon on: one in memory, one of real components.
 
 pub mod real;
+pub mod scripted;
 pub mod storage;
 
 /// Wire formats, client and server side.
