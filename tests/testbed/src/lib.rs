@@ -1,5 +1,6 @@
 //! Clusters to test podmon on: one in memory, one of real components.
 
+pub mod embedded;
 pub mod real;
 pub mod scripted;
 pub mod storage;
