@@ -12,6 +12,9 @@ use podmon::telemetry::Telemetry;
 const MISUSE: u8 = 2;
 
 fn main() -> ExitCode {
+    if let Some(code) = podmon::node::clear::child(std::env::args_os()) {
+        return code;
+    }
     let telemetry = Telemetry::start();
     let mut arguments = std::env::args_os();
     let program = arguments.next().map_or_else(
@@ -69,10 +72,7 @@ async fn run(configuration: Configuration) -> ExitCode {
     );
     match configuration.arguments.mode {
         Mode::Controller | Mode::Standalone => fatal(&podmon::controller::run(configuration).await),
-        mode @ Mode::Node => {
-            tracing::error!("mode {mode} is not part of this build");
-            ExitCode::FAILURE
-        }
+        Mode::Node => fatal(&podmon::node::run(configuration).await),
     }
 }
 
