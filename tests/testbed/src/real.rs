@@ -26,12 +26,16 @@ pub mod pki;
 pub mod prerequisites;
 pub mod process;
 pub mod proxy;
+pub mod rig;
 pub mod wait;
+pub mod workload;
 
 pub use binaries::Binaries;
 pub use cluster::{Cluster, Equipment};
 pub use node::Node;
+pub use rig::Rig;
 pub use wait::wait_until;
+pub use workload::Workload;
 
 /// Why the cluster could not be brought into a wanted state.
 #[derive(Debug, thiserror::Error)]

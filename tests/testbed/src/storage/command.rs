@@ -238,7 +238,9 @@ async fn serve_node(
     let node = node_service(&door, name, array, run_dir);
     let socket = kubelet_dir.join("plugins").join(NAME).join("csi.sock");
     let registry = kubelet_dir.join("plugins_registry");
-    let registry = registry.join(format!("{NAME}-reg.sock"));
+    // gRPC in Go makes the path the authority of its requests, with %2F for each slash; hyper takes a percent sign only
+    // before an at sign.
+    let registry = registry.join(format!("registration@{NAME}.sock"));
     let registration = RegistrationService {
         endpoint: socket.to_string_lossy().into_owned(),
     };

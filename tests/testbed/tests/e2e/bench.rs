@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use serde_json::json;
 use testbed::real::wait::Seen;
-use testbed::real::{Binaries, Cluster, Equipment, Error, wait_until};
+use testbed::real::{Binaries, Error, Rig, wait_until};
 
 pub type Result<T = ()> = std::result::Result<T, Error>;
 
@@ -17,29 +17,28 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 pub const NAMESPACE: &str = "scenario";
 
 pub struct Bench {
-    pub cluster: Cluster,
+    pub rig: Rig,
 }
 
 impl Bench {
     pub async fn start(binaries: Binaries) -> Result<Self> {
         let started = Instant::now();
-        let mut cluster = Cluster::start(binaries, &[]).await?;
-        cluster.start_nodes(2, &Equipment::default()).await?;
+        let rig = Rig::start(binaries, 2, &[], &[]).await?;
         println!("cluster ready in {:.1} s", started.elapsed().as_secs_f64());
-        let mut bench = Bench { cluster };
+        let mut bench = Bench { rig };
         bench.make_namespace().await?;
         Ok(bench)
     }
 
     /// Ends all faults and removes what a scenario left.
     pub async fn reset(&mut self) -> Result {
-        for node in self.cluster.nodes() {
+        for node in self.rig.cluster.nodes() {
             node.heal().await?;
         }
-        for node in self.cluster.nodes() {
+        for node in self.rig.cluster.nodes() {
             node.wait_ready().await?;
         }
-        let namespaces: Api<Namespace> = Api::all(self.cluster.admin());
+        let namespaces: Api<Namespace> = Api::all(self.rig.cluster.admin());
         let pods = self.pods();
         for pod in list(&pods).await? {
             let name = pod.metadata.name.unwrap_or_default();
@@ -57,9 +56,9 @@ impl Bench {
 
     async fn make_namespace(&mut self) -> Result {
         let body = json!({"metadata": {"name": NAMESPACE}});
-        create::<Namespace>(&Api::all(self.cluster.admin()), body).await?;
+        create::<Namespace>(&Api::all(self.rig.cluster.admin()), body).await?;
         let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> =
-            Api::namespaced(self.cluster.admin(), NAMESPACE);
+            Api::namespaced(self.rig.cluster.admin(), NAMESPACE);
         wait_until(
             "the namespace has its ServiceAccount",
             PATIENCE,
@@ -69,7 +68,7 @@ impl Bench {
     }
 
     pub fn pods(&self) -> Api<Pod> {
-        Api::namespaced(self.cluster.admin(), NAMESPACE)
+        Api::namespaced(self.rig.cluster.admin(), NAMESPACE)
     }
 
     /// Creates a pod that only sleeps, bound to a node, and waits until it runs.

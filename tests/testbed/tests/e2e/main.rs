@@ -60,6 +60,7 @@ fn trials(shared: Option<Arc<(Runtime, Mutex<Bench>)>>) -> Vec<Trial> {
     let scenarios: Vec<(&str, Scenario)> = scenarios![
         nodes::are_ready,
         nodes::run_a_pod,
+        nodes::run_a_stateful_pod,
         nodes::lose_and_regain_the_network,
         nodes::freeze_and_thaw,
         nodes::lose_power_and_reboot,

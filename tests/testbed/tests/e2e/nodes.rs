@@ -4,15 +4,15 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 use testbed::real::identity::{self, Rights};
-use testbed::real::wait_until;
+use testbed::real::{Workload, wait_until};
 
-use crate::bench::{Bench, PATIENCE, Result, expect, list};
+use crate::bench::{Bench, NAMESPACE, PATIENCE, Result, expect, list};
 
 pub async fn are_ready(bench: &mut Bench) -> Result {
-    let nodes = list::<Node>(&Api::all(bench.cluster.admin())).await?;
+    let nodes = list::<Node>(&Api::all(bench.rig.cluster.admin())).await?;
     expect(nodes.len() == 2, "two nodes")?;
     let mut boots = Vec::new();
-    for node in bench.cluster.nodes() {
+    for node in bench.rig.cluster.nodes() {
         node.wait_ready().await?;
         boots.push(node.boot_id());
     }
@@ -21,20 +21,20 @@ pub async fn are_ready(bench: &mut Bench) -> Result {
 
 pub async fn run_a_pod(bench: &mut Bench) -> Result {
     let pod = bench.sleeper("sleeper", "node1").await?;
-    let node = bench.cluster.node("node1");
+    let node = bench.rig.cluster.node("node1");
     expect(
         containers(node)?.contains(&uid(&pod)),
         "the sandbox is on node1",
     )?;
     expect(
-        !containers(bench.cluster.node("node2"))?.contains(&uid(&pod)),
+        !containers(bench.rig.cluster.node("node2"))?.contains(&uid(&pod)),
         "and not on node2",
     )
 }
 
 pub async fn lose_and_regain_the_network(bench: &mut Bench) -> Result {
     let pod = bench.sleeper("sleeper", "node1").await?;
-    let node = bench.cluster.node("node1");
+    let node = bench.rig.cluster.node("node1");
     node.cut_network()?;
     node.wait_lost().await?;
     expect(
@@ -47,7 +47,7 @@ pub async fn lose_and_regain_the_network(bench: &mut Bench) -> Result {
 
 pub async fn freeze_and_thaw(bench: &mut Bench) -> Result {
     bench.sleeper("sleeper", "node1").await?;
-    let node = bench.cluster.node("node1");
+    let node = bench.rig.cluster.node("node1");
     node.run(
         "ticker",
         "sh",
@@ -71,7 +71,7 @@ pub async fn freeze_and_thaw(bench: &mut Bench) -> Result {
 
 pub async fn lose_power_and_reboot(bench: &mut Bench) -> Result {
     bench.sleeper("sleeper", "node1").await?;
-    let node = bench.cluster.node("node1");
+    let node = bench.rig.cluster.node("node1");
     let before = node.boot_id();
     node.power_off()?;
     expect(!node.is_on(), "the node is off")?;
@@ -89,7 +89,7 @@ pub async fn lose_power_and_reboot(bench: &mut Bench) -> Result {
 
 pub async fn lose_the_kubelet(bench: &mut Bench) -> Result {
     let pod = bench.sleeper("sleeper", "node1").await?;
-    let node = bench.cluster.node("node1");
+    let node = bench.rig.cluster.node("node1");
     node.stop_kubelet()?;
     node.wait_lost().await?;
     expect(
@@ -102,7 +102,7 @@ pub async fn lose_the_kubelet(bench: &mut Bench) -> Result {
 
 pub async fn lose_the_runtime(bench: &mut Bench) -> Result {
     bench.sleeper("sleeper", "node1").await?;
-    let node = bench.cluster.node("node1");
+    let node = bench.rig.cluster.node("node1");
     let shims = node.output("pgrep", &["--count", "containerd-shim"])?;
     node.stop_containerd()?;
     expect(containers(node).is_err(), "no answer from a dead runtime")?;
@@ -115,6 +115,7 @@ pub async fn lose_the_runtime(bench: &mut Bench) -> Result {
 pub async fn refuse_what_an_identity_may_not(bench: &mut Bench) -> Result {
     let rights = Rights::of_controller();
     let kubeconfig = bench
+        .rig
         .cluster
         .service_account("podmon-test", "controller", &rights)
         .await?;
@@ -131,6 +132,7 @@ pub async fn refuse_what_an_identity_may_not(bench: &mut Bench) -> Result {
     expect(refused, "existing charts do not grant nodes/status")?;
     let rights = rights.with_node_status();
     bench
+        .rig
         .cluster
         .service_account("podmon-test", "controller", &rights)
         .await?;
@@ -166,4 +168,25 @@ fn containers(node: &testbed::real::Node) -> Result<String> {
 
 fn uid(pod: &Pod) -> String {
     pod.metadata.uid.clone().unwrap_or_default()
+}
+
+pub async fn run_a_stateful_pod(bench: &mut Bench) -> Result {
+    let mark = bench.rig.mark()?;
+    let workload = Workload::deploy(&bench.rig, NAMESPACE, "plain").await?;
+    let running = workload.wait_running(None).await?;
+    wait_until("the pod writes to both volumes", PATIENCE, async || {
+        let report = bench.rig.report(mark)?;
+        let wrote = |volume| {
+            report
+                .tenures
+                .get(volume)
+                .is_some_and(|all| all[0].accepted > 10)
+        };
+        Ok(wrote(&workload.filesystem) && wrote(&workload.block))
+    })
+    .await?;
+    expect(workload.attachments().await?.len() == 2, "two attachments")?;
+    expect(running.node.starts_with("node"), "on a node of ours")?;
+    workload.remove().await?;
+    expect(bench.rig.report(mark)?.is_clean(), "one writer")
 }
