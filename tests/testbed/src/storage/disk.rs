@@ -8,12 +8,13 @@ use std::time::{Duration, UNIX_EPOCH};
 use fuser::{
     Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
     LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen,
-    ReplyWrite, Request, WriteFlags,
+    ReplyWrite, Request, Session, WriteFlags,
 };
 
 use super::array::Access;
 use super::client::{Client, ClientError};
 use super::name::{Epoch, NodeId, VolumeId};
+use super::seclusion;
 
 /// The file in the directory.
 pub const DISK: &str = "disk";
@@ -40,25 +41,34 @@ pub fn epoch_of(source: &str, volume: &VolumeId) -> Option<Epoch> {
 }
 
 /// Serves a node's view of a volume in `dir` until it is unmounted, and gives the array signs of life meanwhile.
-pub fn serve(socket: &Path, access: Access, dir: &Path) -> Result<(), DiskError> {
-    let client = Client::patient(socket);
-    let bytes = client
+///
+/// Only for a process that does nothing else: it leaves the mounts of its surroundings.
+pub fn serve(array: &Path, access: Access, dir: &Path) -> Result<(), DiskError> {
+    let array = array.canonicalize().map_err(DiskError::Mount)?;
+    let bytes = Client::new(&array)
         .volumes()?
         .into_iter()
         .find(|v| v.volume == access.volume)
         .map(|v| v.bytes)
         .ok_or_else(|| DiskError::NoVolume(access.volume.clone()))?;
+    let (Some(array_dir), Some(socket)) = (array.parent(), array.file_name()) else {
+        return Err(DiskError::Mount(io::ErrorKind::InvalidInput.into()));
+    };
     let mut config = Config::default();
     config.n_threads = Some(4);
     let name = source(&access.volume, access.epoch);
     config.mount_options = vec![MountOption::FSName(name), MountOption::NoDev];
-    live(socket, &access.node);
+    let node = access.node.clone();
+    let socket = Path::new(seclusion::KEPT).join(socket);
     let disk = Disk {
-        client,
+        client: Client::patient(&socket),
         access,
         bytes,
     };
-    fuser::mount(disk, dir, &config).map_err(DiskError::Mount)
+    let session = Session::new(disk, dir, &config).map_err(DiskError::Mount)?;
+    seclusion::enter(array_dir).map_err(DiskError::Mount)?;
+    live(&socket, &node);
+    session.run().map_err(DiskError::Mount)
 }
 
 /// Why a data path could not be served.
@@ -68,7 +78,7 @@ pub enum DiskError {
     Array(#[from] ClientError),
     #[error("the array has no volume {0}")]
     NoVolume(VolumeId),
-    #[error("FUSE")]
+    #[error("the data path could not be mounted")]
     Mount(#[source] io::Error),
 }
 

@@ -63,3 +63,22 @@ pub fn spelled(path: &Path) -> io::Result<PathBuf> {
         _ => Ok(path.to_owned()),
     }
 }
+
+/// What is mounted at or below a path, the latest first.
+pub fn below(path: &Path) -> io::Result<Vec<MountInfo>> {
+    let mut mounts = Process::myself()
+        .and_then(|me| me.mountinfo())
+        .map_err(io::Error::other)?
+        .0;
+    mounts.retain(|mount| mount.mount_point.starts_with(path));
+    mounts.reverse();
+    Ok(mounts)
+}
+
+/// Takes every mount at or below a path away, the latest first.
+pub fn remove_below(path: &Path) -> io::Result<()> {
+    for mount in below(path)? {
+        remove(&mount.mount_point, Duration::from_secs(10))?;
+    }
+    Ok(())
+}
