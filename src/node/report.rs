@@ -84,7 +84,7 @@ fn message(blockers: &[Blocker], problems: &BTreeMap<VolumeHandle, String>) -> S
     let failed = problems
         .iter()
         .map(|(volume, problem)| format!("clearing volume {volume} away failed: {problem}"));
-    let all: Vec<_> = named.chain(failed).collect();
+    let all: Vec<_> = failed.chain(named).collect();
     let rest = all.len().saturating_sub(NAMED);
     let mut text = all[..all.len() - rest].join("; ");
     if rest > 0 {
