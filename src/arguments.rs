@@ -11,6 +11,8 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::controller::storm::{Limit, NotALimit};
+
 pub use parse::{Ignored, ParseError};
 pub use socket::SocketError;
 
@@ -69,6 +71,11 @@ pub struct Arguments {
     /// `--driverPath` if it was given and not empty: whether it was, decides the driver's names.
     pub driver_path: Option<String>,
     pub ignore_volumeless_pods: bool,
+    pub detect_only: bool,
+    pub pause: bool,
+    /// `--stormGuard`.
+    pub storm_guard: Limit,
+    pub out_of_service_release: bool,
     /// `--driver-config-params`.
     pub settings_file: PathBuf,
     /// Time between two connectivity polls, where the configuration file says nothing.
@@ -95,6 +102,8 @@ pub enum ArgumentsError {
     Empty(&'static str),
     #[error("--{flag} should be greater than zero, but was {value}")]
     NotPositive { flag: &'static str, value: i64 },
+    #[error("--stormGuard: {0}")]
+    StormGuard(#[from] NotALimit),
     #[error("--{flag} should be at most {}, but was {value}", u32::MAX)]
     TooLarge { flag: &'static str, value: i64 },
 }
@@ -132,6 +141,10 @@ impl Arguments {
                 .filter(|path| !path.is_empty())
                 .map(str::to_owned),
             ignore_volumeless_pods: parsed.boolean(&flags::IGNORE_VOLUMELESS_PODS),
+            detect_only: parsed.boolean(&flags::DETECT_ONLY),
+            pause: parsed.boolean(&flags::PAUSE),
+            storm_guard: parsed.text(&flags::STORM_GUARD).parse()?,
+            out_of_service_release: parsed.boolean(&flags::OUT_OF_SERVICE_RELEASE),
             settings_file: present(&flags::DRIVER_CONFIG_PARAMS, &parsed)?.into(),
             poll_rate: Duration::from_secs(poll_rate.get().into()),
             connection_loss_threshold: positive(&flags::CONNECTION_LOSS_THRESHOLD, &parsed)?,

@@ -90,12 +90,23 @@ pub struct Protection {
     pub value: String,
     /// Pods in it are the driver's own, whatever their labels.
     pub driver_namespace: Option<String>,
+    /// Annotation by which a single pod is left alone.
+    pub opt_out: String,
 }
 
 impl Protection {
-    fn covers(&self, namespace: &str, labels: &BTreeMap<String, String>) -> bool {
+    fn covers(
+        &self,
+        namespace: &str,
+        labels: &BTreeMap<String, String>,
+        annotations: &BTreeMap<String, String>,
+    ) -> bool {
+        let opted_out = annotations
+            .get(&self.opt_out)
+            .is_some_and(|value| value == "true");
         labels.get(&self.key) == Some(&self.value)
             && self.driver_namespace.as_deref() != Some(namespace)
+            && !opted_out
     }
 
     /// The label selector that finds the protected pods.

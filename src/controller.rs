@@ -1,15 +1,18 @@
-//! Controller mode: observe, decide, act (design.md). One task owns all state, so there is no lock; effects run
-//! beside it and hand back their outcomes.
+//! Controller mode: observe, decide, act (design.md).
 
+pub mod array;
+pub mod crash_loop;
 pub mod decide;
+pub mod driver_pods;
 pub mod evacuation;
 pub mod group;
 pub mod perform;
+pub mod reconciler;
 pub mod refusal;
 pub mod step;
+pub mod storm;
 pub mod world;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use kube::Api;
@@ -17,29 +20,24 @@ use kube::runtime::watcher;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::arguments::Mode;
-use crate::clock::{Clock, Moment};
+use crate::arguments::{Label, Mode};
+use crate::clock::Clock;
 use crate::cluster::attachment::AttachmentView;
 use crate::cluster::event::Events;
 use crate::cluster::lease::{self, Claim, Election, Lost};
 use crate::cluster::node::NodeView;
 use crate::cluster::pod::PodView;
-use crate::cluster::watch::{Change, watch};
+use crate::cluster::watch::watch;
 use crate::cluster::{Cluster, Protection};
 use crate::configuration::Configuration;
 use crate::connect::{self, ClientError};
 use crate::csi::{Capabilities, Driver};
-use crate::domain::NodeName;
 use crate::names::{Names, Profile};
-use crate::settings::Settings;
 
-use self::evacuation::{Evacuation, Rules};
 use self::perform::Effects;
-use self::step::{Outcome, Step};
-use self::world::{Observation, World};
+use self::reconciler::{Policy, Reconciler};
+use self::world::Observation;
 
-/// How often everything is looked at although nothing happened.
-const FULL_PASS: Duration = Duration::from_secs(30);
 /// Observations that wait to be taken in at most.
 const OBSERVATIONS: usize = 1024;
 /// How long one question about the driver's abilities may take, and how soon it is asked again.
@@ -105,6 +103,7 @@ pub async fn serve(configuration: Configuration, parts: Parts) -> Ended {
         key: arguments.protected.key.clone(),
         value: arguments.protected.value.clone(),
         driver_namespace: configuration.environment.driver_namespace.clone(),
+        opt_out: parts.names.opt_out.clone(),
     };
     let Parts {
         client,
@@ -130,22 +129,24 @@ pub async fn serve(configuration: Configuration, parts: Parts) -> Ended {
 
     let (events, send_events) = Events::new(cluster.clone(), clock.clone());
     let (sender, observations) = mpsc::channel(OBSERVATIONS);
-    let mut watches = watches(&cluster, &sender);
+    // Standalone is the controller with the watch on protected pods alone (contract §1.5).
+    let whole = arguments.mode == Mode::Controller;
+    let driver_pods = whole.then_some(&arguments.driver_pods);
+    let mut watches = watches(&cluster, driver_pods, &sender);
     drop(sender);
-    let effects = Effects::new(cluster, driver, clock.clone(), claims.clone(), events);
-    let controller = Controller {
-        names: effects.names().clone(),
-        world: World::default(),
-        evacuations: BTreeMap::new(),
-        abilities,
+    let policy = Policy {
+        names: cluster.names().clone(),
+        can_fence: abilities.capabilities.fences && abilities.attached,
+        republishes: abilities.capabilities.republishes,
+        polls_arrays: whole,
         ignore_volumeless: arguments.ignore_volumeless_pods,
-        settings: configuration.settings,
-        effects,
-        clock,
-        claims,
-        performing: JoinSet::new(),
-        by: None,
+        detect_only: arguments.detect_only,
+        pause: arguments.pause,
+        storm_guard: arguments.storm_guard,
+        out_of_service_release: arguments.out_of_service_release,
     };
+    let effects = Effects::new(cluster, driver, clock.clone(), claims.clone(), events);
+    let reconciler = Reconciler::new(policy, configuration.settings, effects, clock, claims);
     let lost = async {
         match election {
             Some(election) => Ended::Leadership(election.run().await),
@@ -154,7 +155,7 @@ pub async fn serve(configuration: Configuration, parts: Parts) -> Ended {
     };
     tokio::select! {
         ended = lost => ended,
-        ended = controller.run(observations) => ended,
+        ended = reconciler.run(observations) => ended,
         _ = watches.join_next() => Ended::Watch,
         () = send_events => Ended::Watch,
     }
@@ -211,7 +212,11 @@ async fn abilities(cluster: &Cluster, driver: &Driver) -> Abilities {
     }
 }
 
-fn watches(cluster: &Cluster, sender: &mpsc::Sender<Observation>) -> JoinSet<()> {
+fn watches(
+    cluster: &Cluster,
+    driver_pods: Option<&Label>,
+    sender: &mpsc::Sender<Observation>,
+) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let (names, protection) = (cluster.names().clone(), cluster.protection().clone());
     let client = || cluster.client().clone();
@@ -221,6 +226,17 @@ fn watches(cluster: &Cluster, sender: &mpsc::Sender<Observation>) -> JoinSet<()>
         protection.key,
         protection.value
     );
+    let driver_namespace = protection.driver_namespace.clone();
+    if let (Some(label), Some(namespace)) = (driver_pods, driver_namespace) {
+        let protection = protection.clone();
+        tasks.spawn(watch(
+            Api::<PodView>::namespaced(client(), &namespace),
+            watcher::Config::default().labels(&label.to_string()),
+            move |view| Some(view.observe(&protection)),
+            Observation::DriverPod,
+            sender.clone(),
+        ));
+    }
     tasks.spawn(watch(
         Api::<PodView>::all(client()),
         watcher::Config::default().labels(&selector),
@@ -247,160 +263,4 @@ fn watches(cluster: &Cluster, sender: &mpsc::Sender<Observation>) -> JoinSet<()>
         sender.clone(),
     ));
     tasks
-}
-
-/// The loop, and all that it owns.
-struct Controller {
-    names: Names,
-    world: World,
-    evacuations: BTreeMap<NodeName, Evacuation>,
-    abilities: Abilities,
-    ignore_volumeless: bool,
-    settings: watch::Receiver<Settings>,
-    effects: Effects,
-    clock: Clock,
-    claims: watch::Receiver<Option<Claim>>,
-    performing: JoinSet<(NodeName, Outcome)>,
-    /// The term that the evacuations belong to.
-    by: Option<String>,
-}
-
-impl Controller {
-    async fn run(mut self, mut observations: mpsc::Receiver<Observation>) -> Ended {
-        let mut full_pass = tokio::time::interval(FULL_PASS);
-        loop {
-            let wake = self.sleep();
-            let touched = tokio::select! {
-                observation = observations.recv() => match observation {
-                    Some(observation) => self.observe(observation),
-                    None => return Ended::Watch,
-                },
-                Some(done) = self.performing.join_next() => match done {
-                    Ok((node, outcome)) => self.record(node, outcome),
-                    Err(error) => std::panic::resume_unwind(error.into_panic()),
-                },
-                _ = self.claims.changed() => BTreeSet::new(),
-                _ = full_pass.tick() => self.everywhere(),
-                () = wake => BTreeSet::new(),
-            };
-            self.lead();
-            self.advance(touched);
-        }
-    }
-
-    /// Until the first evacuation wants to be asked again.
-    fn sleep(&self) -> impl Future<Output = ()> + use<> {
-        let first: Option<Moment> = self.evacuations.values().filter_map(Evacuation::wake).min();
-        let wait = first.map(|first| first - self.clock.now());
-        async move {
-            match wait {
-                Some(wait) => tokio::time::sleep(wait).await,
-                None => std::future::pending().await,
-            }
-        }
-    }
-
-    fn observe(&mut self, observation: Observation) -> BTreeSet<NodeName> {
-        if let Observation::Pod(Change::Stale(error))
-        | Observation::Node(Change::Stale(error))
-        | Observation::Attachment(Change::Stale(error)) = &observation
-        {
-            tracing::warn!(%error, "A watch broke; trying again");
-        }
-        let was_complete = self.world.complete();
-        let mut touched = self.world.observe(&observation);
-        let now = self.clock.now();
-        for evacuation in self.evacuations.values_mut() {
-            evacuation.observe(&observation, now);
-        }
-        touched.extend(self.evacuations.keys().cloned());
-        if !was_complete && self.world.complete() {
-            touched.extend(self.everywhere());
-        }
-        touched
-    }
-
-    fn record(&mut self, node: NodeName, outcome: Outcome) -> BTreeSet<NodeName> {
-        let now = self.clock.now();
-        if let (Some(evacuation), Some(by)) = (self.evacuations.get_mut(&node), &self.by) {
-            for step in evacuation.record(outcome, by, now) {
-                self.start(&node, step);
-            }
-        }
-        BTreeSet::from([node])
-    }
-
-    fn everywhere(&self) -> BTreeSet<NodeName> {
-        self.world.nodes().map(|node| node.name.clone()).collect()
-    }
-
-    /// Another term knows nothing of this one's evacuations but what the journals say.
-    fn lead(&mut self) {
-        let by = self
-            .claims
-            .borrow_and_update()
-            .as_ref()
-            .map(|claim| claim.by.clone());
-        if self.by == by {
-            return;
-        }
-        if let Some(by) = &by {
-            tracing::info!(%by, "Leading");
-        }
-        self.evacuations.clear();
-        self.performing.abort_all();
-        self.performing = JoinSet::new();
-        self.by = by;
-        let everywhere = self.everywhere();
-        self.advance(everywhere);
-    }
-
-    /// Begins evacuations where the picture calls for one, and lets every one of them go on.
-    fn advance(&mut self, touched: BTreeSet<NodeName>) {
-        let Some(by) = self.by.clone().filter(|_| self.world.complete()) else {
-            return;
-        };
-        let now = self.clock.now();
-        for node in touched {
-            if !self.evacuations.contains_key(&node) && decide::concerns(&self.world, &node, false)
-            {
-                let evacuation = Evacuation::new(node.clone(), self.names.clone(), now);
-                self.evacuations.insert(node, evacuation);
-            }
-        }
-        let rules = self.rules(by);
-        let mut steps = Vec::new();
-        self.evacuations.retain(|node, evacuation| {
-            let next = evacuation.next(&rules, now);
-            let over = next.is_empty() && evacuation.is_over(&rules);
-            steps.extend(next.into_iter().map(|step| (node.clone(), step)));
-            !over
-        });
-        for (node, step) in steps {
-            self.start(&node, step);
-        }
-    }
-
-    fn rules(&self, by: String) -> Rules {
-        let settings = self.settings.borrow();
-        Rules {
-            by,
-            republishes: self.abilities.capabilities.republishes,
-            powerless: !(self.abilities.capabilities.fences && self.abilities.attached),
-            ignore_volumeless: self.ignore_volumeless,
-            skip_array_validation: settings.skip_array_connection_validation,
-            array_lost: false,
-            held: false,
-            wall: self.clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
-        }
-    }
-
-    fn start(&mut self, node: &NodeName, step: Step) {
-        let effects = self.effects.clone();
-        let node = node.clone();
-        self.performing.spawn(async move {
-            let outcome = effects.perform(&node, step).await;
-            (node, outcome)
-        });
-    }
 }

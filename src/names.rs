@@ -56,6 +56,10 @@ pub struct Names {
     pub offline_taint: String,
     /// Annotation that holds the journal.
     pub journal: String,
+    /// Annotation of a node on which no evacuation is begun while its value is `true`.
+    pub pause: String,
+    /// Annotation of a pod that is left alone, in spite of its label, while its value is `true`.
+    pub opt_out: String,
     /// Key of the driver's node id in the annotation `csi.volume.kubernetes.io/nodeid`.
     pub node_id_key: String,
 }
@@ -63,20 +67,24 @@ pub struct Names {
 impl Names {
     /// The names for `driver`, as `GetPluginInfo` calls it; `driver_path` is the value of `--driverPath`.
     pub fn new(profile: Profile, driver: DriverName, driver_path: Option<&str>) -> Self {
-        let (taint, offline_taint, journal) = match profile.dell_name() {
-            Some(name) => (
+        let [taint, offline_taint, journal, pause, opt_out] = match profile.dell_name() {
+            Some(name) => [
                 format!("{name}.podmon.storage.dell.com"),
                 format!("offline.{name}.storage.dell.com"),
                 format!("{name}.podmon.storage.dell.com/evacuation"),
-            ),
+                format!("{name}.podmon.storage.dell.com/pause"),
+                format!("{name}.podmon.storage.dell.com/opt-out"),
+            ],
             None => {
                 // The prefix of a key is a DNS name, which is lower case.
                 let name = driver.as_str().to_ascii_lowercase();
-                (
+                [
                     format!("{name}/podmon"),
                     format!("{name}/podmon-offline"),
                     format!("{name}/podmon-evacuation"),
-                )
+                    format!("{name}/podmon-pause"),
+                    format!("{name}/podmon-opt-out"),
+                ]
             }
         };
         let node_id_key = driver_path.map_or_else(|| driver.as_str().to_owned(), str::to_owned);
@@ -85,6 +93,8 @@ impl Names {
             taint,
             offline_taint,
             journal,
+            pause,
+            opt_out,
             node_id_key,
         }
     }

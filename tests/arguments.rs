@@ -13,6 +13,7 @@ use std::time::Duration;
 use podmon::arguments::flags::{Declaration, Default, FLAGS, Flag};
 use podmon::arguments::parse::Parsed;
 use podmon::arguments::{Arguments, ArgumentsError, Label, Mode, ParseError};
+use podmon::controller::storm::Limit;
 use proptest::prelude::*;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -144,6 +145,10 @@ fn defaults_of_the_contract() {
             },
             driver_path: None,
             ignore_volumeless_pods: false,
+            detect_only: false,
+            pause: false,
+            storm_guard: Limit::Percent(50),
+            out_of_service_release: false,
             settings_file: "resources/driver-config-params.yaml".into(),
             poll_rate: Duration::from_secs(15),
             connection_loss_threshold: NonZeroU32::new(3).unwrap(),
@@ -184,6 +189,12 @@ fn every_flag_in_every_form_reaches_its_value() {
         ("skipArrayConnectionValidation", "T", |a| {
             a.skip_array_connection_validation.to_string()
         }),
+        ("detectOnly", "t", |a| a.detect_only.to_string()),
+        ("pause", "1", |a| a.pause.to_string()),
+        ("stormGuard", "3", |a| a.storm_guard.to_string()),
+        ("outOfServiceRelease", "T", |a| {
+            a.out_of_service_release.to_string()
+        }),
         ("ignoreVolumelessPods", "TRUE", |a| {
             a.ignore_volumeless_pods.to_string()
         }),
@@ -201,6 +212,10 @@ fn every_flag_in_every_form_reaches_its_value() {
         "dk",
         "dv",
         "false",
+        "true",
+        "true",
+        "true",
+        "3",
         "true",
         "true",
     ];

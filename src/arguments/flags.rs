@@ -50,6 +50,7 @@ pub const FLAGS: &[Declaration] = &[
     integer(CONNECTION_LOSS_THRESHOLD),
     integer(POLL_RATE),
     text(CSI_SOCKET),
+    boolean(DETECT_ONLY),
     text(DRIVER_CONFIG_PARAMS),
     text(DRIVER_PATH),
     text(DRIVER_POD_LABEL_KEY),
@@ -60,7 +61,10 @@ pub const FLAGS: &[Declaration] = &[
     text(LABEL_VALUE),
     boolean(LEADER_ELECTION),
     text(MODE),
+    boolean(OUT_OF_SERVICE_RELEASE),
+    boolean(PAUSE),
     boolean(SKIP_ARRAY_CONNECTION_VALIDATION),
+    text(STORM_GUARD),
 ];
 
 pub const CONNECTION_LOSS_THRESHOLD: Flag<i64> = Flag {
@@ -145,4 +149,28 @@ pub const SKIP_ARRAY_CONNECTION_VALIDATION: Flag<bool> = Flag {
     name: "skipArrayConnectionValidation",
     default: false,
     meaning: "once Kubernetes evicts from an unreachable node (NoExecute taint), move its pods even if the array still sees the node or I/O, or cannot say; the configuration file overrides it",
+};
+
+pub const DETECT_ONLY: Flag<bool> = Flag {
+    name: "detectOnly",
+    default: false,
+    meaning: "decide and tell, but begin no evacuation (controller)",
+};
+
+pub const OUT_OF_SERVICE_RELEASE: Flag<bool> = Flag {
+    name: "outOfServiceRelease",
+    default: false,
+    meaning: "without the right to patch nodes/status, set the taint node.kubernetes.io/out-of-service=podmon:NoSchedule for the seconds of a release, so that volumes detach at once (controller)",
+};
+
+pub const PAUSE: Flag<bool> = Flag {
+    name: "pause",
+    default: false,
+    meaning: "begin no evacuation; those that have begun go on (controller)",
+};
+
+pub const STORM_GUARD: Flag<&str> = Flag {
+    name: "stormGuard",
+    default: "50%",
+    meaning: "begin no evacuation while more nodes than this look lost at once: a number, or a percentage of the nodes that hold protected pods (controller)",
 };

@@ -21,6 +21,8 @@ pub struct Node {
     /// The Ready condition is True.
     pub ready: bool,
     pub taints: Vec<Taint>,
+    /// The operator wants no evacuation begun here.
+    pub paused: bool,
     /// The journal's annotation, as it stands.
     pub journal: Option<String>,
     /// The driver's node id by the kubelet's annotation.
@@ -118,6 +120,9 @@ impl NodeView {
                 "Ready",
             ),
             taints: self.spec.taints.unwrap_or_default(),
+            paused: annotations
+                .get(&names.pause)
+                .is_some_and(|value| value == "true"),
             journal: annotations.get(&names.journal).cloned(),
             annotated_id,
             boot: self.status.node_info.boot_id.into(),

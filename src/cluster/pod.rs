@@ -242,6 +242,7 @@ impl PodView {
             name: metadata.name.unwrap_or_default(),
         };
         let labels = metadata.labels.unwrap_or_default();
+        let annotations = metadata.annotations.unwrap_or_default();
         let owners = metadata.owner_references.unwrap_or_default();
         let containers = self.status.container_statuses.unwrap_or_default();
         let inits = self.status.init_container_statuses.unwrap_or_default();
@@ -266,7 +267,7 @@ impl PodView {
                 .node_name
                 .filter(|name| !name.is_empty())
                 .map(NodeName::from),
-            protected: protection.covers(&key.namespace, &labels),
+            protected: protection.covers(&key.namespace, &labels, &annotations),
             phase: match self.status.phase.as_str() {
                 "Pending" | "" => Phase::Pending,
                 "Running" => Phase::Running,
@@ -288,10 +289,7 @@ impl PodView {
                     kind: owner.kind,
                     name: owner.name,
                 }),
-            mirror: metadata
-                .annotations
-                .unwrap_or_default()
-                .contains_key(MIRROR),
+            mirror: annotations.contains_key(MIRROR),
             crash_looping: containers.iter().any(crash_looping),
             volumes: volumes
                 .iter()

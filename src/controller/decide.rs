@@ -5,7 +5,7 @@ use crate::cluster::node::Node;
 use crate::cluster::pod::Pod;
 use crate::domain::{NodeName, PodUid};
 use crate::journal::{Cause, Found};
-use crate::taint;
+use crate::taint::{self, Taint};
 
 use super::world::World;
 
@@ -32,14 +32,17 @@ pub enum Reason {
     Ready,
 }
 
+/// Set by podmon for the seconds of a release: no evidence, and podmon's to remove.
+pub fn is_own_out_of_service(t: &Taint) -> bool {
+    t.key == taint::OUT_OF_SERVICE && t.value.as_deref() == Some(OWN_OUT_OF_SERVICE)
+}
+
 /// Why the node counts as failed now. `array_lost`: the array answered *disconnected* as often as the threshold asks.
 pub fn evidence(node: &Node, array_lost: bool) -> Option<Cause> {
-    let out_of_service = |t: &&taint::Taint| {
-        t.key == taint::OUT_OF_SERVICE && t.value.as_deref() != Some(OWN_OUT_OF_SERVICE)
-    };
+    let out_of_service = |t: &&Taint| t.key == taint::OUT_OF_SERVICE && !is_own_out_of_service(t);
     if !node.ready && node.unreachable() {
         Some(Cause::NodeFailure)
-    } else if node.taints.iter().find(out_of_service).is_some() {
+    } else if node.taints.iter().any(|t| out_of_service(&t)) {
         Some(Cause::OutOfService)
     } else if array_lost {
         Some(Cause::ArrayConnectivityLoss)
@@ -83,7 +86,9 @@ pub fn concerns(world: &World, name: &NodeName, array_lost: bool) -> bool {
         .node(name)
         .is_some_and(|node| match node.read_journal() {
             Found::Absent => false,
-            Found::Journal(journal) => journal.is_open(),
+            Found::Journal(journal) => {
+                journal.is_open() || node.taints.iter().any(is_own_out_of_service)
+            }
             Found::Unreadable(_) => true,
         });
     begun

@@ -24,7 +24,7 @@ use crate::names::Names;
 
 use self::announce::Ask;
 use self::fences::Fences;
-use super::refusal::Refusal;
+use super::refusal::{Hold, Refusal};
 use super::step::Step;
 
 /// What an evacuation goes by besides what it reads: the same for every node, but for `array_lost`.
@@ -34,14 +34,16 @@ pub struct Rules {
     pub by: String,
     /// The attacher publishes again what it finds missing (`LIST_VOLUMES_PUBLISHED_NODES`).
     pub republishes: bool,
-    /// The driver cannot fence: nothing is released.
-    pub powerless: bool,
     pub ignore_volumeless: bool,
     pub skip_array_validation: bool,
     /// The array answered *disconnected* for this node as often as the threshold asks.
     pub array_lost: bool,
-    /// No group is begun: paused, detect-only, or too many nodes look lost.
-    pub held: bool,
+    /// The array answered *connected* as often in a row.
+    pub array_seen: bool,
+    /// No group is begun.
+    pub hold: Option<Hold>,
+    /// `--outOfServiceRelease`.
+    pub out_of_service_release: bool,
     /// The wall clock, for timestamps that people read.
     pub wall: String,
 }

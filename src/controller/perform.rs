@@ -13,7 +13,6 @@ use crate::cluster::lease::{Claim, Live};
 use crate::cluster::{Cluster, ClusterError, REQUEST};
 use crate::csi::{Connectivity, Driver, DriverError};
 use crate::domain::{NodeId, NodeName, VolumeHandle};
-use crate::names::Names;
 
 use super::step::{Fence, GUARD, Outcome, Question, Refused, Sight, Step, Unfenced};
 
@@ -87,14 +86,10 @@ impl Effects {
         }
     }
 
-    pub fn names(&self) -> &Names {
-        self.cluster.names()
-    }
-
     /// Carries out one step for this node.
     pub async fn perform(&self, node: &NodeName, step: Step) -> Outcome {
         let at_once = match &step {
-            Step::Ask(_) | Step::Fence(_) => &self.driver_calls,
+            Step::Ask(_) | Step::Fence(_) | Step::Poll { .. } => &self.driver_calls,
             _ => &self.requests,
         };
         // Held until the step is done; a closed semaphore does not occur, and would only lift the bound.
@@ -176,6 +171,20 @@ impl Effects {
                 };
                 Outcome::DeleteAttachment { uid, result }
             }
+            Step::DeleteGracefully { pod } => {
+                let result = match self.live(REQUEST) {
+                    Some(live) => {
+                        let call = self.cluster.delete_pod_gracefully(&pod, live.within());
+                        call.await.map_err(refused)
+                    }
+                    None => Err(Refused::NotLeading),
+                };
+                Outcome::DeletePod { pod, result }
+            }
+            Step::Poll { annotated_id } => Outcome::Poll {
+                node: node.clone(),
+                answer: self.poll(node, annotated_id).await,
+            },
             Step::Report(report) => {
                 self.events.report(report);
                 Outcome::Reported
@@ -211,6 +220,27 @@ impl Effects {
             .driver
             .unpublish(&fence.handle, &fence.node, &secrets, live.within());
         call.await.map_err(unfenced)
+    }
+
+    async fn poll(&self, node: &NodeName, annotated_id: Option<NodeId>) -> Result<Sight, String> {
+        let id = match annotated_id {
+            Some(id) => Some(id),
+            None => self
+                .cluster
+                .registered_id(node)
+                .await
+                .map_err(|error| error.to_string())?,
+        };
+        let id = id.ok_or("neither the Node nor its CSINode object says the driver's node id")?;
+        match self.driver.connectivity(&id, &[], DRIVER_CALL).await {
+            Ok(Connectivity::Unsupported) => Ok(Sight::Unsupported),
+            Ok(Connectivity::Seen {
+                connected,
+                ios_in_progress: io,
+                ..
+            }) => Ok(Sight::Seen { connected, io }),
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     async fn ask(&self, question: &Question) -> Result<Sight, DriverError> {

@@ -6,8 +6,21 @@ use crate::cluster::survey::Problem;
 use crate::domain::{Incarnation, NodeName, PodKey, VolumeName};
 use crate::journal::MAX_BYTES;
 
+/// Why no group is begun at all; what has begun goes on.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Hold {
+    /// By flag, or by the node's annotation.
+    Paused,
+    DetectOnly,
+    /// More nodes look lost at once than can be believed.
+    Storm,
+    /// The driver cannot fence.
+    Powerless,
+}
+
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Refusal {
+    Held(Hold),
     /// A member is ready: whatever is wrong, it is not that pod's end.
     MemberReady(PodKey),
     /// It would come back to the same node at once.
@@ -45,6 +58,10 @@ impl Refusal {
     /// The word for logs and metrics.
     pub fn label(&self) -> &'static str {
         match self {
+            Self::Held(Hold::Paused) => "paused",
+            Self::Held(Hold::DetectOnly) => "detect-only",
+            Self::Held(Hold::Storm) => "storm-guard",
+            Self::Held(Hold::Powerless) => "cannot-fence",
             Self::MemberReady(_) => "member-ready",
             Self::DaemonSet(_) => "daemonset",
             Self::Mirror(_) => "mirror",
@@ -64,15 +81,23 @@ impl Refusal {
         }
     }
 
-    /// Whether people need not be told: it passes by itself, and nothing is wrong with the pod's set-up.
+    /// Whether no event on the pod is due: it passes by itself, or is told once for all pods.
     pub fn is_silent(&self) -> bool {
-        matches!(self, Self::MemberReady(_))
+        matches!(self, Self::MemberReady(_) | Self::Held(Hold::Storm))
     }
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Held(Hold::Paused) => f.write_str("because podmon is paused"),
+            Self::Held(Hold::DetectOnly) => f.write_str("because podmon only detects"),
+            Self::Held(Hold::Storm) => {
+                f.write_str("because more nodes look lost at once than can be believed")
+            }
+            Self::Held(Hold::Powerless) => {
+                f.write_str("because the driver cannot revoke a node's access to a volume")
+            }
             Self::Veto => f.write_str("array connected or recent I/O"),
             Self::NoNodeId => f.write_str("due to missing CSI annotations"),
             Self::Unanswered(_) => {

@@ -15,6 +15,8 @@ pub enum Observation {
     Pod(Change<Pod>),
     Node(Change<Node>),
     Attachment(Change<Attachment>),
+    /// A pod of the driver's own.
+    DriverPod(Change<Pod>),
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
@@ -37,6 +39,7 @@ impl World {
                 Change::Applied(a) | Change::Deleted(a) => BTreeSet::from([a.node.clone()]),
                 Change::All(_) | Change::Stale(_) => BTreeSet::new(),
             },
+            Observation::DriverPod(_) => BTreeSet::new(),
         }
     }
 
@@ -51,6 +54,11 @@ impl World {
 
     pub fn nodes(&self) -> impl Iterator<Item = &Node> {
         self.nodes.values()
+    }
+
+    /// A protected pod that is bound to a node.
+    pub fn pod(&self, uid: &PodUid) -> Option<&Pod> {
+        self.pods.get(uid)
     }
 
     /// The protected pods on a node.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use podmon::arguments::{Arguments, Label, Mode};
+use podmon::controller::storm::Limit;
 use podmon::environment::Environment;
 use podmon::names::Profile;
 
@@ -172,6 +173,10 @@ fn arguments_and_environment_of_the_existing_charts() {
                     },
                     driver_path: chart.driver_path.map(str::to_owned),
                     ignore_volumeless_pods: false,
+                    detect_only: false,
+                    pause: false,
+                    storm_guard: Limit::Percent(50),
+                    out_of_service_release: false,
                     settings_file: chart.params.into(),
                     poll_rate: Duration::from_secs(poll_rate(chart, form).unwrap_or(15)),
                     connection_loss_threshold: 3.try_into().unwrap(),

@@ -38,6 +38,10 @@ func flags() *flag.FlagSet {
 	set.String("driverPodLabelKey", "driver.dellemc.com", "MEANING")
 	set.String("driverPodLabelValue", "dell-storage", "MEANING")
 	set.Bool("ignoreVolumelessPods", false, "MEANING")
+	set.Bool("detectOnly", false, "MEANING")
+	set.Bool("outOfServiceRelease", false, "MEANING")
+	set.Bool("pause", false, "MEANING")
+	set.String("stormGuard", "50%", "MEANING")
 	return set
 }
 

@@ -8,7 +8,7 @@ use crate::clock::Moment;
 use crate::cluster::NodePatch;
 use crate::cluster::node::Node;
 use crate::cluster::pod::{Phase, Pod};
-use crate::controller::decide::evidence;
+use crate::controller::decide::{self, evidence};
 use crate::controller::group::{self, Group, node_ids};
 use crate::controller::refusal::Refusal;
 use crate::controller::step::{Question, Sight, Step};
@@ -52,11 +52,12 @@ impl Evacuation {
         self.asks.retain(|id, ask| {
             ask.attempt.under_way || groups.iter().any(|group| group.id() == Some(id))
         });
-        if rules.held || rules.powerless {
-            return;
-        }
         for group in groups {
-            if let Err(Some(refusal)) = self.cleared(&group, rules, now, Some(steps)) {
+            let refusal = match (self.cleared(&group, rules, now, Some(steps)), rules.hold) {
+                (Err(refusal), _) => refusal,
+                (Ok(()), hold) => hold.map(Refusal::Held),
+            };
+            if let Some(refusal) = refusal {
                 for uid in &group.pods {
                     self.refuse(uid, group.cause, &refusal, steps);
                 }
@@ -252,6 +253,9 @@ impl Evacuation {
                 .flat_map(|entry| entry.volumes.clone())
                 .collect();
             open.volumes.retain(|volume, _| named.contains(volume));
+            if rules.array_seen && open.array == Some(ArraySight::Lost) {
+                open.array = Some(ArraySight::Seen);
+            }
             if open.pods.is_empty() && open.array != Some(ArraySight::Lost) {
                 open.phase = JournalPhase::Closed;
             }
@@ -324,7 +328,7 @@ impl Evacuation {
     /// The groups that may be announced now.
     fn newcomers(&mut self, rules: &Rules, now: Moment) -> Vec<Group> {
         let mut newcomers = Vec::new();
-        if !rules.held && !rules.powerless {
+        if rules.hold.is_none() {
             for group in self.groups(rules) {
                 if self.cleared(&group, rules, now, None).is_ok() {
                     newcomers.push(group);
@@ -462,20 +466,59 @@ impl Evacuation {
         }
     }
 
-    fn patch(&mut self, node: &Node, journal: Option<Journal>, rules: &Rules) -> Step {
-        let open = journal.as_ref().is_some_and(Journal::is_open);
-        let taint = Taint {
-            key: self.names.taint.clone(),
-            value: None,
-            effect: taint::NO_SCHEDULE.into(),
-            time_added: Some(rules.wall.clone()),
-        };
+    fn patch(&self, node: &Node, journal: Option<Journal>, rules: &Rules) -> Step {
         Step::Patch(NodePatch {
             node: self.node.clone(),
             version: node.version.clone(),
-            taints: open.then(|| taint::with(&node.taints, taint)).flatten(),
+            taints: self.taints(node, journal.as_ref(), rules),
             journal: Some(journal),
         })
+    }
+
+    /// The taints that go with this journal; `None` where they are there.
+    fn taints(&self, node: &Node, journal: Option<&Journal>, rules: &Rules) -> Option<Vec<Taint>> {
+        let taint = |key: &str, value: Option<&str>| Taint {
+            key: key.to_owned(),
+            value: value.map(str::to_owned),
+            effect: taint::NO_SCHEDULE.into(),
+            time_added: Some(rules.wall.clone()),
+        };
+        let open = journal.filter(|journal| journal.is_open());
+        let ours = open.and_then(|_| taint::with(&node.taints, taint(&self.names.taint, None)));
+        let before = ours.as_ref().unwrap_or(&node.taints);
+        let wanted = open.is_some_and(|open| self.wants_out_of_service(open, rules));
+        let set = before.iter().any(decide::is_own_out_of_service);
+        let released = match (wanted, set) {
+            (true, false) => {
+                let value = Some(decide::OWN_OUT_OF_SERVICE);
+                taint::with(before, taint(taint::OUT_OF_SERVICE, value))
+            }
+            (false, true) => {
+                let foreign = before
+                    .iter()
+                    .filter(|taint| !decide::is_own_out_of_service(taint));
+                Some(foreign.cloned().collect())
+            }
+            _ => None,
+        };
+        released.or(ours)
+    }
+
+    /// Whether our out-of-service taint would make the attach-detach controller let go now: pods are gone, attachments
+    /// left, the better way forbidden, and nothing of others terminates here that it would force-delete as well.
+    fn wants_out_of_service(&self, open: &Journal, rules: &Rules) -> bool {
+        let Some(survey) = &self.survey else {
+            return false;
+        };
+        let foreign = |pod: &Pod| pod.terminating && !open.pods.contains_key(&pod.incarnation.uid);
+        rules.out_of_service_release
+            && self.in_use_forbidden
+            && !survey.pods.values().any(foreign)
+            && open.pods.iter().any(|(uid, entry)| {
+                let mut volumes = entry.volumes.iter();
+                !survey.pods.contains_key(uid)
+                    && volumes.any(|name| survey.attachments_of(name).next().is_some())
+            })
     }
 
     /// The patch of `status.volumesInUse` that is due: the fenced volumes go, all others stay.

@@ -78,7 +78,7 @@ impl Evacuation {
                     }
                 }
             }
-            Outcome::Reported => {}
+            Outcome::Poll { .. } | Outcome::Reported => {}
         }
         reports
     }
@@ -119,6 +119,7 @@ impl Evacuation {
             }
             Observation::Node(Change::Deleted(node)) if node.name == self.node => self.outdate(now),
             Observation::Node(Change::Applied(_) | Change::Deleted(_)) => {}
+            Observation::DriverPod(_) => {}
             // What was missed meanwhile is not known.
             Observation::Pod(Change::All(_))
             | Observation::Node(Change::All(_))
