@@ -3,7 +3,9 @@
 use tokio::sync::watch;
 
 use crate::arguments::{Arguments, Mode};
+use crate::cluster::Protection;
 use crate::environment::{Environment, NoNodeName};
+use crate::names::Names;
 use crate::settings::{Follower, Settings, SettingsError, Source};
 
 /// Handed to the half that runs.
@@ -40,5 +42,15 @@ impl Configuration {
             settings: follower.subscribe(),
         };
         Ok((configuration, follower))
+    }
+
+    /// What protects a pod, for the driver of these names.
+    pub fn protection(&self, names: &Names) -> Protection {
+        Protection {
+            key: self.arguments.protected.key.clone(),
+            value: self.arguments.protected.value.clone(),
+            driver_namespace: self.environment.driver_namespace.clone(),
+            opt_out: names.opt_out.clone(),
+        }
     }
 }

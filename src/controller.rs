@@ -22,13 +22,13 @@ use tokio::task::JoinSet;
 
 use crate::arguments::{Label, Mode};
 use crate::clock::Clock;
+use crate::cluster::Cluster;
 use crate::cluster::attachment::AttachmentView;
 use crate::cluster::event::Events;
 use crate::cluster::lease::{self, Claim, Election, Lost};
 use crate::cluster::node::NodeView;
 use crate::cluster::pod::PodView;
 use crate::cluster::watch::watch;
-use crate::cluster::{Cluster, Protection};
 use crate::configuration::Configuration;
 use crate::connect::{self, ClientError};
 use crate::csi::{Capabilities, Driver};
@@ -98,13 +98,8 @@ pub struct Parts {
 
 /// Runs on these parts until leadership is lost.
 pub async fn serve(configuration: Configuration, parts: Parts) -> Ended {
+    let protection = configuration.protection(&parts.names);
     let arguments = configuration.arguments;
-    let protection = Protection {
-        key: arguments.protected.key.clone(),
-        value: arguments.protected.value.clone(),
-        driver_namespace: configuration.environment.driver_namespace.clone(),
-        opt_out: parts.names.opt_out.clone(),
-    };
     let Parts {
         client,
         lease_client,

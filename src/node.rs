@@ -26,10 +26,10 @@ use kube::runtime::watcher;
 use tokio::sync::mpsc;
 
 use crate::clock::Clock;
+use crate::cluster::Cluster;
 use crate::cluster::event::Events;
 use crate::cluster::node::NodeView;
 use crate::cluster::watch::watch;
-use crate::cluster::{Cluster, Protection};
 use crate::configuration::Configuration;
 use crate::connect::{self, ClientError};
 use crate::csi::Driver;
@@ -110,12 +110,8 @@ pub async fn serve(configuration: Configuration, parts: Parts) -> Ended {
         Ok(name) => name.clone(),
         Err(error) => return error.into(),
     };
+    let protection = configuration.protection(&parts.names);
     let arguments = configuration.arguments;
-    let protection = Protection {
-        key: arguments.protected.key.clone(),
-        value: arguments.protected.value.clone(),
-        driver_namespace: configuration.environment.driver_namespace.clone(),
-    };
     let cluster = Cluster::new(parts.client, parts.names, protection);
     let (events, send_events) = Events::new(cluster.clone(), parts.clock.clone());
     let (sender, changes) = mpsc::channel(CHANGES);

@@ -8,12 +8,14 @@ use tokio::sync::{Semaphore, watch};
 use tonic::Code;
 
 use crate::clock::Clock;
-use crate::cluster::event::Events;
+use crate::cluster::event::{Events, Report};
 use crate::cluster::lease::{Claim, Live};
-use crate::cluster::{Cluster, ClusterError, REQUEST};
+use crate::cluster::node::Node;
+use crate::cluster::{Cluster, ClusterError, Deleted, NodePatch, REQUEST};
 use crate::csi::{Connectivity, Driver, DriverError};
-use crate::domain::{NodeId, NodeName, VolumeHandle};
+use crate::domain::{Incarnation, NodeId, NodeName, VolumeHandle};
 
+use super::array::Poll;
 use super::step::{Fence, GUARD, Outcome, Question, Refused, Sight, Step, Unfenced};
 
 /// Deadline of a call to the driver; that of a fence is also what is left of the claim.
@@ -89,7 +91,7 @@ impl Effects {
     /// Carries out one step for this node.
     pub async fn perform(&self, node: &NodeName, step: Step) -> Outcome {
         let at_once = match &step {
-            Step::Ask(_) | Step::Fence(_) | Step::Poll { .. } => &self.driver_calls,
+            Step::Ask(_) | Step::Fence(_) => &self.driver_calls,
             _ => &self.requests,
         };
         // Held until the step is done; a closed semaphore does not occur, and would only lift the bound.
@@ -111,18 +113,10 @@ impl Effects {
                 group: question.group.clone(),
                 answer: self.ask(&question).await.map_err(|error| error.to_string()),
             },
-            Step::Patch(patch) => {
-                let at = self.clock.now();
-                let patched = match self.live(REQUEST) {
-                    Some(live) => self
-                        .cluster
-                        .patch_node(&patch, live.within())
-                        .await
-                        .map_err(refused),
-                    None => Err(Refused::NotLeading),
-                };
-                Outcome::Patch { at, node: patched }
-            }
+            Step::Patch(patch) => Outcome::Patch {
+                at: self.clock.now(),
+                node: self.patch_node(&patch).await,
+            },
             Step::ForgetInUse { version, volumes } => {
                 let at = self.clock.now();
                 let patched = match self.live(REQUEST) {
@@ -171,25 +165,54 @@ impl Effects {
                 };
                 Outcome::DeleteAttachment { uid, result }
             }
-            Step::DeleteGracefully { pod } => {
-                let result = match self.live(REQUEST) {
-                    Some(live) => {
-                        let call = self.cluster.delete_pod_gracefully(&pod, live.within());
-                        call.await.map_err(refused)
-                    }
-                    None => Err(Refused::NotLeading),
-                };
-                Outcome::DeletePod { pod, result }
-            }
-            Step::Poll { annotated_id } => Outcome::Poll {
-                node: node.clone(),
-                answer: self.poll(node, annotated_id).await,
-            },
             Step::Report(report) => {
                 self.events.report(report);
                 Outcome::Reported
             }
         }
+    }
+
+    /// Writes taints and journal, in the state that the patch was computed from only.
+    pub async fn patch_node(&self, patch: &NodePatch) -> Result<Node, Refused> {
+        let live = self.live(REQUEST).ok_or(Refused::NotLeading)?;
+        self.cluster
+            .patch_node(patch, live.within())
+            .await
+            .map_err(refused)
+    }
+
+    /// Deletes a pod with its own grace period.
+    pub async fn delete_gracefully(&self, pod: &Incarnation) -> Result<Deleted, Refused> {
+        let live = self.live(REQUEST).ok_or(Refused::NotLeading)?;
+        let call = self.cluster.delete_pod_gracefully(pod, live.within());
+        call.await.map_err(refused)
+    }
+
+    /// Asks what the array sees of a node, no volume named. A node without id is unknown.
+    pub async fn poll(&self, poll: &Poll) -> Result<Sight, String> {
+        let id = match &poll.annotated_id {
+            Some(id) => Some(id.clone()),
+            None => {
+                let registered = self.cluster.registered_id(&poll.node).await;
+                registered.map_err(|error| error.to_string())?
+            }
+        };
+        let id = id.ok_or("neither the Node nor its CSINode object says the driver's node id")?;
+        let _permit = self.driver_calls.acquire().await.ok();
+        match self.driver.connectivity(&id, &[], DRIVER_CALL).await {
+            Ok(Connectivity::Unsupported) => Ok(Sight::Unsupported),
+            Ok(Connectivity::Seen {
+                connected,
+                ios_in_progress: io,
+                ..
+            }) => Ok(Sight::Seen { connected, io }),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Hands in a report.
+    pub fn report(&self, report: Report) {
+        self.events.report(report);
     }
 
     /// The proof that an effect may begin now.
@@ -220,27 +243,6 @@ impl Effects {
             .driver
             .unpublish(&fence.handle, &fence.node, &secrets, live.within());
         call.await.map_err(unfenced)
-    }
-
-    async fn poll(&self, node: &NodeName, annotated_id: Option<NodeId>) -> Result<Sight, String> {
-        let id = match annotated_id {
-            Some(id) => Some(id),
-            None => self
-                .cluster
-                .registered_id(node)
-                .await
-                .map_err(|error| error.to_string())?,
-        };
-        let id = id.ok_or("neither the Node nor its CSINode object says the driver's node id")?;
-        match self.driver.connectivity(&id, &[], DRIVER_CALL).await {
-            Ok(Connectivity::Unsupported) => Ok(Sight::Unsupported),
-            Ok(Connectivity::Seen {
-                connected,
-                ios_in_progress: io,
-                ..
-            }) => Ok(Sight::Seen { connected, io }),
-            Err(error) => Err(error.to_string()),
-        }
     }
 
     async fn ask(&self, question: &Question) -> Result<Sight, DriverError> {

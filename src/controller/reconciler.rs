@@ -16,16 +16,19 @@ use super::driver_pods::DriverPods;
 use super::evacuation::{Evacuation, Rules};
 use super::perform::Effects;
 use super::refusal::Hold;
-use super::step::{Outcome, Step};
+use super::step::{Outcome, Refused, Sight, Step};
 use super::storm::{Limit, Picture};
 use super::world::{Observation, World};
 use crate::clock::{Clock, Moment};
+use crate::cluster::Deleted;
 use crate::cluster::event::{Report, Severity, Subject};
 use crate::cluster::lease::Claim;
+use crate::cluster::node::Node;
 use crate::cluster::watch::Change;
-use crate::domain::{NodeName, NodeUid, PodUid};
+use crate::domain::{Incarnation, NodeName, PodUid};
 use crate::names::Names;
 use crate::settings::Settings;
+use crate::taint;
 
 /// How often everything is looked at although nothing happened.
 const FULL_PASS: Duration = Duration::from_secs(30);
@@ -46,12 +49,12 @@ pub struct Policy {
     pub out_of_service_release: bool,
 }
 
-/// What a step that is under way belongs to.
-enum Task {
-    Evacuation(NodeName),
-    Poll(NodeUid),
-    Offline(NodeName),
-    Restart(PodUid),
+/// What was under way, and what came of it.
+enum Done {
+    Step(NodeName, Outcome),
+    Poll(Poll, Result<Sight, String>),
+    Offline(NodeName, Result<Node, Refused>),
+    Restart(Incarnation, Result<Deleted, Refused>),
 }
 
 pub struct Reconciler {
@@ -70,7 +73,7 @@ pub struct Reconciler {
     /// Nodes whose offline taint is being written.
     offline: BTreeSet<NodeName>,
     storm: bool,
-    performing: JoinSet<(Task, Outcome)>,
+    performing: JoinSet<Done>,
 }
 
 impl Reconciler {
@@ -110,7 +113,7 @@ impl Reconciler {
                     None => return Ended::Watch,
                 },
                 Some(done) = self.performing.join_next() => match done {
-                    Ok((task, outcome)) => self.record(task, outcome),
+                    Ok(done) => self.record(done),
                     // A step that panicked is a defect: better to start again from what the API says.
                     Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
                     Err(_) => BTreeSet::new(),
@@ -173,62 +176,61 @@ impl Reconciler {
         touched
     }
 
-    fn record(&mut self, task: Task, outcome: Outcome) -> BTreeSet<NodeName> {
+    fn record(&mut self, done: Done) -> BTreeSet<NodeName> {
         let now = self.clock.now();
-        match (task, outcome) {
-            (Task::Evacuation(node), outcome) => {
+        match done {
+            Done::Step(node, outcome) => {
                 if let (Some(evacuation), Some(by)) = (self.evacuations.get_mut(&node), &self.by) {
                     for step in evacuation.record(outcome, by, now) {
-                        self.start(Task::Evacuation(node.clone()), node.clone(), step);
+                        self.perform(node.clone(), step);
                     }
                 }
                 BTreeSet::from([node])
             }
-            (Task::Poll(uid), Outcome::Poll { node, answer }) => {
-                if let Err(error) = &answer {
-                    tracing::debug!(%node, %error, "The array's view of the node is not known");
-                }
-                let threshold = self.threshold();
-                if !self.arrays.record(&uid, answer, threshold) {
-                    return BTreeSet::new();
-                }
-                if self.arrays.lost(&uid, threshold) {
-                    tracing::warn!(%node, polls = threshold, "The array has lost the node");
-                } else if self.arrays.seen(&uid, threshold) {
-                    tracing::info!(%node, "The array sees the node");
-                }
-                BTreeSet::from([node])
-            }
-            (Task::Offline(node), outcome) => {
-                self.offline.remove(&node);
-                if let Outcome::Patch {
-                    node: Ok(patched), ..
-                } = outcome
-                {
-                    let offline = patched
-                        .taints
-                        .iter()
-                        .any(|t| t.key == self.policy.names.offline_taint);
-                    tracing::info!(%node, offline, "The driver's pod on the node changed; taint written");
-                    // Or the next look, before the watch, would write it again.
-                    self.world
-                        .observe(&Observation::Node(Change::Applied(patched)));
+            Done::Poll(poll, answer) => self.record_poll(poll, answer),
+            Done::Offline(name, patched) => {
+                self.offline.remove(&name);
+                match patched {
+                    Ok(node) => {
+                        let key = &self.policy.names.offline_taint;
+                        let offline = taint::has(&node.taints, key, taint::NO_SCHEDULE);
+                        tracing::info!(node = %name, offline, "The driver's pod changed; offline taint written");
+                        // Or the next look, before the watch, would write it again.
+                        self.world
+                            .observe(&Observation::Node(Change::Applied(node)));
+                    }
+                    Err(Refused::Conflict) => {}
+                    Err(error) => {
+                        tracing::warn!(node = %name, ?error, "The offline taint could not be written")
+                    }
                 }
                 BTreeSet::new()
             }
-            (
-                Task::Restart(uid),
-                Outcome::DeletePod {
-                    result: Err(error),
-                    pod,
-                },
-            ) => {
-                tracing::warn!(pod = %pod.key, ?error, "The pod in a crash loop could not be deleted");
-                self.crash_loops.forget(&uid);
+            Done::Restart(pod, result) => {
+                if let Err(error) = result {
+                    tracing::warn!(pod = %pod.key, ?error, "The pod in a crash loop could not be deleted");
+                    self.crash_loops.forget(&pod.uid);
+                }
                 BTreeSet::new()
             }
-            _ => BTreeSet::new(),
         }
+    }
+
+    fn record_poll(&mut self, poll: Poll, answer: Result<Sight, String>) -> BTreeSet<NodeName> {
+        let Poll { node, uid, .. } = poll;
+        if let Err(error) = &answer {
+            tracing::debug!(%node, %error, "What the array sees of the node is not known");
+        }
+        let threshold = self.threshold();
+        if !self.arrays.record(&uid, answer, threshold) {
+            return BTreeSet::new();
+        }
+        if self.arrays.lost(&uid, threshold) {
+            tracing::warn!(%node, polls = threshold, "The array does not see the node any more");
+        } else if self.arrays.seen(&uid, threshold) {
+            tracing::info!(%node, "The array sees the node");
+        }
+        BTreeSet::from([node])
     }
 
     fn everywhere(&self) -> BTreeSet<NodeName> {
@@ -287,7 +289,7 @@ impl Reconciler {
         });
         self.evacuations = evacuations;
         for (node, step) in steps {
-            self.start(Task::Evacuation(node.clone()), node, step);
+            self.perform(node, step);
         }
     }
 
@@ -348,12 +350,11 @@ impl Reconciler {
         }
         let rate = self.settings.borrow().poll_rate;
         for poll in self.arrays.due(&self.world, rate, now) {
-            let Poll {
-                node,
-                uid,
-                annotated_id,
-            } = poll;
-            self.start(Task::Poll(uid), node, Step::Poll { annotated_id });
+            let effects = self.effects.clone();
+            self.performing.spawn(async move {
+                let answer = effects.poll(&poll).await;
+                Done::Poll(poll, answer)
+            });
         }
     }
 
@@ -385,11 +386,7 @@ impl Reconciler {
                     "podmon begins no evacuation: {lost} of {holding} nodes with protected pods look lost at once (limit {limit}); check the array's API and the control plane, or raise --stormGuard"
                 ),
             };
-            self.start(
-                Task::Evacuation(node.name.clone()),
-                node.name,
-                Step::Report(report),
-            );
+            self.effects.report(report);
         }
     }
 
@@ -406,11 +403,11 @@ impl Reconciler {
             .patch(node, &self.policy.names, &self.wall())
         {
             self.offline.insert(name.clone());
-            self.start(
-                Task::Offline(name.clone()),
-                name.clone(),
-                Step::Patch(patch),
-            );
+            let (effects, name) = (self.effects.clone(), name.clone());
+            self.performing.spawn(async move {
+                let patched = effects.patch_node(&patch).await;
+                Done::Offline(name, patched)
+            });
         }
     }
 
@@ -436,25 +433,20 @@ impl Reconciler {
                     pod.uid, node.name
                 ),
             };
-            let uid = pod.uid.clone();
-            self.start(
-                Task::Restart(uid.clone()),
-                node.name.clone(),
-                Step::Report(report),
-            );
-            self.start(
-                Task::Restart(uid),
-                node.name,
-                Step::DeleteGracefully { pod },
-            );
+            self.effects.report(report);
+            let effects = self.effects.clone();
+            self.performing.spawn(async move {
+                let deleted = effects.delete_gracefully(&pod).await;
+                Done::Restart(pod, deleted)
+            });
         }
     }
 
-    fn start(&mut self, task: Task, node: NodeName, step: Step) {
+    fn perform(&mut self, node: NodeName, step: Step) {
         let effects = self.effects.clone();
         self.performing.spawn(async move {
             let outcome = effects.perform(&node, step).await;
-            (task, outcome)
+            Done::Step(node, outcome)
         });
     }
 }

@@ -10,8 +10,8 @@ use crate::cluster::node::Node;
 use crate::cluster::survey::Survey;
 use crate::cluster::volume::SecretName;
 use crate::domain::{
-    AttachmentName, AttachmentUid, Incarnation, NodeId, NodeName, PodUid, ResourceVersion,
-    VolumeHandle, VolumeName,
+    AttachmentName, AttachmentUid, Incarnation, NodeId, PodUid, ResourceVersion, VolumeHandle,
+    VolumeName,
 };
 
 /// How long after the Node was read a fence may still be sent (protocol.md §5, guard 1).
@@ -42,14 +42,6 @@ pub enum Step {
     DeleteAttachment {
         name: AttachmentName,
         uid: AttachmentUid,
-    },
-    /// Delete a pod with its own grace period.
-    DeleteGracefully {
-        pod: Incarnation,
-    },
-    /// Ask what the array sees of the node, no volume named.
-    Poll {
-        annotated_id: Option<NodeId>,
     },
     Report(Report),
 }
@@ -119,10 +111,6 @@ pub enum Outcome {
     DeleteAttachment {
         uid: AttachmentUid,
         result: Result<Deleted, Refused>,
-    },
-    Poll {
-        node: NodeName,
-        answer: Result<Sight, String>,
     },
     /// A report was handed in.
     Reported,

@@ -48,11 +48,12 @@ impl Bench {
             rules: Rules {
                 by: "ctl-0/1".into(),
                 republishes: false,
-                powerless: false,
                 ignore_volumeless: false,
                 skip_array_validation: false,
                 array_lost: false,
-                held: false,
+                array_seen: false,
+                hold: None,
+                out_of_service_release: false,
                 wall: "2026-01-01T00:00:00Z".into(),
             },
             sight: Sight::Seen {

@@ -75,6 +75,7 @@ impl Cluster {
             version,
             ready: true,
             taints: Vec::new(),
+            paused: false,
             journal: None,
             annotated_id: None,
             boot: "boot".into(),

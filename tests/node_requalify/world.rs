@@ -50,6 +50,7 @@ impl World {
                 version: "7".into(),
                 ready: true,
                 taints: Vec::new(),
+                paused: false,
                 journal: None,
                 annotated_id: None,
                 boot: "b".into(),

@@ -78,7 +78,7 @@ impl Evacuation {
                     }
                 }
             }
-            Outcome::Poll { .. } | Outcome::Reported => {}
+            Outcome::Reported => {}
         }
         reports
     }
