@@ -4,6 +4,7 @@
 //! else gets 501. There is no authentication, no authorisation and no garbage collector. [`crate::embedded::fidelity`] is the
 //! list of behaviours that both servers are held to.
 
+mod actor;
 mod discovery;
 mod event;
 mod failure;
@@ -28,9 +29,10 @@ use hyper::body::Frame;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
+pub use actor::Actor;
 pub use failure::Failure;
 pub use kind::{Kind, Resource};
-pub use store::{Change, Key};
+pub use store::{Change, Key, seconds};
 pub use tcp::Listener;
 
 use kind::{EVENTS_GROUP, KINDS};
@@ -98,6 +100,16 @@ impl Server {
             async move { Ok::<_, Infallible>(server.serve(&actor, request).await) }
         });
         kube::Client::new(service, "default")
+    }
+
+    /// A client for the parts of the cluster that run inside it.
+    pub fn actor(&self, name: &str) -> Actor {
+        Actor::new(self.clone(), name)
+    }
+
+    /// The newest resourceVersion.
+    pub fn version(&self) -> u64 {
+        self.lock().version()
     }
 
     /// Serves plain HTTP on `address` until the listener is dropped.
