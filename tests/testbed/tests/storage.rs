@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use testbed::storage::probe;
+use testbed::real::Binaries;
+use testbed::real::binaries::Tool;
+use testbed::storage::{probe, sanity};
 
 const STORAGE: &str = env!("CARGO_BIN_EXE_storage");
 
@@ -18,5 +20,15 @@ async fn a_revoke_ends_all_writing_and_nothing_is_left() {
 async fn a_power_loss_leaves_nothing_behind() {
     if let Err(error) = probe::power_off(Path::new(STORAGE)).await {
         panic!("{error}");
+    }
+}
+
+#[test]
+fn the_driver_passes_csi_sanity() {
+    let binaries = Binaries::provide(&[Tool::CsiSanity]).expect("csi-sanity can be built");
+    let csi_sanity = binaries.path("csi-sanity").expect("it was asked for");
+    match sanity::run(Path::new(STORAGE), csi_sanity) {
+        Ok(said) => println!("{said}"),
+        Err(error) => panic!("{error}"),
     }
 }

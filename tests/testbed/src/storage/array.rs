@@ -137,7 +137,7 @@ impl Array {
             policy,
             stale: StaleSessions::default(),
             silence: Duration::from_secs(2),
-            sample: Duration::from_secs(5),
+            sample: Duration::from_secs(2),
             volumes: BTreeMap::new(),
             nodes: BTreeMap::new(),
             ghosts: BTreeSet::new(),
@@ -155,6 +155,11 @@ impl Array {
     /// A node that was not heard for this long counts as disconnected.
     pub fn with_silence(self, silence: Duration) -> Self {
         Self { silence, ..self }
+    }
+
+    /// I/O within this time counts as in progress, when the caller does not name a time.
+    pub fn with_sample(self, sample: Duration) -> Self {
+        Self { sample, ..self }
     }
 
     /// Makes a volume; making it again with the same size does nothing.
@@ -401,7 +406,7 @@ impl Array {
         self.nodes.get(node)?.last_seen
     }
 
-    /// What the array saw of a node and of these volumes; `sample`: how far back I/O counts (default 5 s).
+    /// What the array saw of a node and of these volumes; `sample`: how far back I/O counts (default 2 s).
     pub fn connectivity(
         &self,
         now: Duration,

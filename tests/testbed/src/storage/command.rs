@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use tonic::transport::Server;
@@ -45,6 +46,12 @@ enum Command {
         /// Refuse a second node instead of granting it.
         #[arg(long)]
         exclusive: bool,
+        /// How long a node may be silent before it counts as disconnected.
+        #[arg(long, default_value_t = 2000)]
+        silence_ms: u64,
+        /// How long I/O counts as in progress.
+        #[arg(long, default_value_t = 2000)]
+        sample_ms: u64,
         /// Let a new grant to a node revive the node's old sessions.
         #[arg(long)]
         revive_stale_sessions: bool,
@@ -131,6 +138,8 @@ pub fn main() -> Result<(), Box<dyn Error>> {
             socket,
             dir,
             exclusive,
+            silence_ms,
+            sample_ms,
             revive_stale_sessions,
         } => {
             let policy = if exclusive {
@@ -143,7 +152,10 @@ pub fn main() -> Result<(), Box<dyn Error>> {
             } else {
                 StaleSessions::Refused
             };
-            let array = Array::new(policy).with_stale_sessions(stale);
+            let array = Array::new(policy)
+                .with_stale_sessions(stale)
+                .with_silence(Duration::from_millis(silence_ms))
+                .with_sample(Duration::from_millis(sample_ms));
             Ok(server::serve(array, &socket, &dir)?)
         }
         Command::Attach {

@@ -81,11 +81,20 @@ where
             answer,
         } = trouble;
         pass(before).await;
-        let outcome = act(acts).await;
-        pass(after).await;
         match answer {
-            Some((code, message)) => Err(Status::new(Code::from_i32(code), message)),
-            None => outcome,
+            None => {
+                let outcome = act(acts).await;
+                pass(after).await;
+                outcome
+            }
+            Some((code, message)) => {
+                // An error without having acted must leave no trace, not even a pretended one.
+                if acts {
+                    act(true).await?;
+                }
+                pass(after).await;
+                Err(Status::new(Code::from_i32(code), message))
+            }
         }
     };
     match tokio::spawn(work).await {
@@ -148,3 +157,6 @@ fn node_id(id: &str) -> Result<NodeId, Status> {
     }
     NodeId::new(id).map_err(|error| Status::not_found(error.to_string()))
 }
+
+#[cfg(test)]
+mod tests;

@@ -106,6 +106,17 @@ impl Report {
         self.findings.is_empty()
     }
 
+    /// The part of the report that concerns some volumes.
+    ///
+    /// A ledger is judged from its beginning, or the judge does not know who held what; so this is how a part of it is
+    /// looked at.
+    pub fn only(mut self, concerns: impl Fn(&VolumeId) -> bool) -> Self {
+        self.findings
+            .retain(|f| f.violation == Violation::Gap || concerns(&f.volume));
+        self.tenures.retain(|volume, _| concerns(volume));
+        self
+    }
+
     /// How often one node followed another, with both grants.
     pub fn handovers(&self) -> impl Iterator<Item = (&VolumeId, &Tenure, &Tenure)> {
         self.tenures.iter().flat_map(|(volume, tenures)| {

@@ -175,13 +175,26 @@ impl Bench {
         self.dir().join(below).to_string_lossy().into_owned()
     }
 
+    /// The beginning of the tags of this node's loop devices.
+    fn tag(&self) -> String {
+        format!("{}{}/", loops::TAG, self.node)
+    }
+
     fn loops(&self) -> Result<usize, ProbeError> {
-        Ok(loops::find(&format!("{}{}/", loops::TAG, self.node))?.len())
+        Ok(loops::find(&self.tag())?.len())
+    }
+
+    /// As a kubelet does with each block volume, so that the device stays open: without autoclear.
+    fn put_loop_device_on(&self, target: &Path) -> Result<(), ProbeError> {
+        let mut command = std::process::Command::new("nsenter");
+        command.args(["--mount", "--target", &self.driver.id().to_string()]);
+        command.args(["losetup", "--find"]).arg(target);
+        let status = command.status()?;
+        check(status.success(), &format!("{command:?}: {status}"))
     }
 
     fn nothing_is_left(&self) -> Result<(), ProbeError> {
-        let tag = format!("{}{}/", loops::TAG, self.node);
-        loops::wait_until_gone(&tag, PATIENCE)?;
+        loops::wait_until_gone(&self.tag(), PATIENCE)?;
         let left = mounts::below(self.dir())?;
         check(left.is_empty(), &format!("mounts are left: {left:?}"))
     }
@@ -339,20 +352,27 @@ pub async fn fence(storage: &Path) -> Result<Report, ProbeError> {
     Ok(report)
 }
 
-/// A node with both kinds of volume loses its power: no loop device is left on the machine, and the array hears no
-/// more of it. Needs root, FUSE, loop devices and `unshare`.
+/// A node with both kinds of volume loses its power: no loop device is left on the machine, once those that a kubelet
+/// puts on top of block volumes are swept away, and the array hears no more of it. Needs root, FUSE, loop devices and `unshare`.
 pub async fn power_off(storage: &Path) -> Result<(), ProbeError> {
     let mut bench = Bench::new(storage, "power", true)?;
     for (name, is_block) in [("files", false), ("block", true)] {
         let disk = Disk::new(&bench.client, name, is_block)?;
         let epoch = bench.grant(&disk.volume).await?;
         bench.stage(&disk, epoch).await?;
-        bench.publish(&disk, "one").await?;
+        let target = bench.publish(&disk, "one").await?;
+        if is_block {
+            bench.put_loop_device_on(&target)?;
+        }
     }
-    check(bench.loops()? == 2, "one loop device for each volume")?;
+    check(
+        bench.loops()? == 3,
+        "one loop device for each volume and the kubelet's",
+    )?;
     let heard = |bench: &Bench| bench.client.connectivity(&bench.node, &[]);
     check(heard(&bench)?.connected, "the array hears a living node")?;
     bench.driver.kill();
+    loops::sweep(&bench.tag())?;
     bench.nothing_is_left()?;
     let deadline = Instant::now() + PATIENCE;
     while heard(&bench)?.connected {

@@ -39,6 +39,11 @@ impl Process {
         &self.name
     }
 
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Ends the process at once and waits until it is gone.
     pub fn kill(&mut self) {
         let _ = self.child.kill();

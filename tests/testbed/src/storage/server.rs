@@ -87,7 +87,7 @@ impl Server {
         Ok(())
     }
 
-    /// Decides and carries out a request; none when its sender died while the path was stalled.
+    /// Decides and carries out a request; none when its sender is dead, be it while the path was stalled.
     #[expect(clippy::type_complexity, reason = "a reply with its data")]
     fn decide(
         &self,
@@ -97,6 +97,9 @@ impl Server {
     ) -> io::Result<Option<(Result<Answer, Refusal>, Vec<u8>)>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
+            if request.path_of().is_some() && is_closed(stream) {
+                return Ok(None);
+            }
             let reply = state.carry_out(self.now(), request.clone(), data);
             if matches!(request, Request::SetPath { .. }) {
                 self.path_changed.notify_all();
@@ -108,9 +111,6 @@ impl Server {
                     ..
                 }) => {
                     state = self.stalled(state);
-                    if is_closed(stream) {
-                        return Ok(None);
-                    }
                 }
                 Ok((answer, data)) => return Ok(Some((Ok(answer), data))),
                 Err(refusal) => return Ok(Some((Err(refusal), Vec::new()))),
@@ -211,3 +211,6 @@ impl State {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -242,3 +242,15 @@ fn a_shared_volume_may_have_two_writers_but_none_after_its_revoke() {
     let report = judge_with_shared(story.array.records(), &shared);
     assert_eq!(report.findings[0].violation, Violation::AfterRevoke);
 }
+
+#[test]
+fn a_report_on_some_volumes_leaves_the_others_out() {
+    let mut story = Story::permissive();
+    let a = story.grant("a");
+    story.pretend_to_revoke("a");
+    story.write(&a);
+    assert!(!story.report().only(|v| v.as_str() == "v").is_clean());
+    let other = story.report().only(|v| v.as_str() == "w");
+    assert!(other.is_clean());
+    assert_eq!(other.accepted(), 0);
+}
