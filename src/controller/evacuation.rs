@@ -6,9 +6,11 @@
 //! under way.
 
 mod announce;
+mod candidates;
 mod fences;
 mod listed;
 mod record;
+mod release;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,7 +24,7 @@ use crate::domain::{AttachmentUid, Incarnation, NodeName, PodUid, VolumeName};
 use crate::journal::{Cause, Found, Journal};
 use crate::names::Names;
 
-use self::announce::Ask;
+use self::candidates::Ask;
 use self::fences::Fences;
 use super::refusal::{Hold, Refusal};
 use super::step::Step;
