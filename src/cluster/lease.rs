@@ -6,12 +6,14 @@
 
 use std::time::Duration;
 
+use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::Api;
 use kube::api::PostParams;
 use kube::core::ObjectMeta;
+use kube::runtime::{WatchStreamExt, watcher};
 use tokio::sync::watch;
 
 use super::{ClusterError, request};
@@ -25,8 +27,8 @@ const DURATION: Duration = Duration::from_secs(15);
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// How often the leader renews.
 const RENEW: Duration = Duration::from_secs(5);
-/// How often a candidate looks.
-const RETRY: Duration = Duration::from_secs(2);
+/// How often a candidate looks although the watch shows no change.
+const RETRY: Duration = Duration::from_secs(5);
 
 /// A term of leadership. Whoever acts asks it at each use, since it runs out without a message.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -134,6 +136,9 @@ impl Election {
     async fn acquire(&self) -> Lease {
         let mut seen: Option<Seen> = None;
         let mut said = String::new();
+        // Shows a renewal when it happens, so that the time since the last one is known well.
+        let changes = watcher::watch_object(self.api.clone(), NAME).default_backoff();
+        let mut changes = std::pin::pin!(changes);
         loop {
             let started = self.clock.now();
             match self.attempt(&mut seen).await {
@@ -153,10 +158,12 @@ impl Election {
                     tracing::warn!(%error, lease = NAME, "Cannot stand for election; trying again")
                 }
             }
-            let until_free = seen
-                .as_ref()
-                .map_or(RETRY, |s| s.since + DURATION - self.clock.now());
-            tokio::time::sleep(RETRY.min(until_free.max(Duration::from_millis(100)))).await;
+            let free = seen.as_ref().map(|seen| seen.since + DURATION);
+            let wait = free.map_or(RETRY, |free| (free - self.clock.now()).min(RETRY));
+            tokio::select! {
+                () = tokio::time::sleep(wait.max(SHORTEST)) => {}
+                _ = changes.next() => {}
+            }
         }
     }
 

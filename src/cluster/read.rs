@@ -61,11 +61,14 @@ impl Cluster {
         Ok(found.map(VolumeView::observe))
     }
 
-    /// Every PersistentVolume.
-    pub async fn volumes(&self) -> Result<Vec<Volume>, ClusterError> {
+    /// Every PersistentVolume, if one request can bring them all.
+    pub async fn volumes_if_few(&self) -> Result<Option<Vec<Volume>>, ClusterError> {
         let api = Api::<VolumeView>::all(self.client.clone());
-        let views = list(&api, ListParams::default(), "persistentvolumes").await?;
-        Ok(views.into_iter().map(VolumeView::observe).collect())
+        let params = ListParams::default().limit(PAGE);
+        let what = || "list persistentvolumes".to_owned();
+        let page = request(what, REQUEST, api.list(&params)).await?;
+        let all = page.metadata.continue_.is_none_or(|token| token.is_empty());
+        Ok(all.then(|| page.items.into_iter().map(VolumeView::observe).collect()))
     }
 
     /// The driver's node id by the CSINode object; `None` if the driver is not registered there.

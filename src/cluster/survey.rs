@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures::future::try_join_all;
+use futures::stream::{self, StreamExt, TryStreamExt};
 
 use super::attachment::Attachment;
 use super::claim::Claim;
@@ -15,8 +16,10 @@ use crate::domain::{
     AttachmentUid, DriverName, NodeId, NodeName, PodUid, VolumeHandle, VolumeName,
 };
 
-/// Above this many claims of one namespace, one list costs less than as many reads.
+/// Above this many claims of one namespace, or volumes, one list costs less than as many reads.
 const LIST_ABOVE: usize = 4;
+/// Reads under way at once for one survey; each takes a connection.
+const AT_ONCE: usize = 8;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Survey {
@@ -117,11 +120,11 @@ impl Cluster {
         )?;
         let live = pods.iter().filter(|pod| !pod.finished());
         let claims = self.claims_of(live.clone()).await?;
-        let bound: BTreeSet<&VolumeName> =
-            claims.values().filter_map(|c| c.volume.as_ref()).collect();
-        let volumes = try_join_all(bound.into_iter().map(|name| self.volume(name))).await?;
-        let volumes = volumes.into_iter().flatten().map(|v| (v.name.clone(), v));
-        let volumes: BTreeMap<VolumeName, Volume> = volumes.collect();
+        let bound = claims
+            .values()
+            .filter_map(|claim| claim.volume.clone())
+            .collect();
+        let volumes = self.volumes_named(bound).await?;
         let unreadable = self.unreadable_secrets(volumes.values()).await;
 
         let mut survey = Survey {
@@ -173,6 +176,36 @@ impl Cluster {
         let claims = found.into_iter().flatten();
         Ok(claims
             .map(|c| (format!("{}/{}", c.namespace, c.name), c))
+            .collect())
+    }
+
+    /// The volumes of these names; what is not there is missing from the map.
+    async fn volumes_named(
+        &self,
+        names: BTreeSet<VolumeName>,
+    ) -> Result<BTreeMap<VolumeName, Volume>, ClusterError> {
+        let few = if names.len() > LIST_ABOVE {
+            self.volumes_if_few().await?
+        } else {
+            None
+        };
+        let found = match few {
+            Some(all) => all
+                .into_iter()
+                .filter(|volume| names.contains(&volume.name))
+                .collect(),
+            None => {
+                let reads = stream::iter(names).map(async |name| self.volume(&name).await);
+                let found = reads.buffer_unordered(AT_ONCE);
+                found
+                    .try_filter_map(async |volume| Ok(volume))
+                    .try_collect::<Vec<_>>()
+                    .await?
+            }
+        };
+        Ok(found
+            .into_iter()
+            .map(|volume| (volume.name.clone(), volume))
             .collect())
     }
 

@@ -22,7 +22,7 @@ use super::step::{Fence, GUARD, Outcome, Question, Refused, Sight, Step, Unfence
 const DRIVER_CALL: Duration = Duration::from_secs(10);
 /// Calls under way at once: the group that waits is not the one that hangs.
 const DRIVER_CALLS: usize = 128;
-const REQUESTS: usize = 64;
+const REQUESTS: usize = 24;
 
 #[derive(Clone)]
 pub struct Effects {
