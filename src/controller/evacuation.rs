@@ -145,6 +145,8 @@ pub struct Evacuation {
     detached: BTreeSet<AttachmentUid>,
     /// What was last said of each pod.
     said: BTreeMap<PodUid, Refusal>,
+    /// Volumes that a late fence revoked under pods which may be rightful, and since when that is known.
+    struck: BTreeMap<VolumeName, Moment>,
     /// Pods that came to the evacuated node, by owner: how many, and when the next may be removed.
     comers: BTreeMap<Option<Owner>, (u32, Moment)>,
     wake: Option<Moment>,
@@ -173,6 +175,7 @@ impl Evacuation {
             departed: BTreeSet::new(),
             detached: BTreeSet::new(),
             said: BTreeMap::new(),
+            struck: BTreeMap::new(),
             comers: BTreeMap::new(),
             wake: None,
         }
@@ -208,6 +211,7 @@ impl Evacuation {
             && !self.fences.any_under_way()
             && self.asks.values().all(|ask| !ask.attempt.under_way)
             && self.groups(rules).is_empty()
+            && self.struck().is_empty()
     }
 
     /// Something was seen that the picture may not show.

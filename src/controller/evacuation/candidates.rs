@@ -188,8 +188,35 @@ impl Evacuation {
                 }
             }
         }
+        newcomers.extend(self.struck());
         newcomers.extend(self.comers(now));
         newcomers
+    }
+
+    /// Protected pods here whose volume a late fence may have revoked: none is left running on it (design.md,
+    /// invariant 5), whatever the node's health.
+    pub(super) fn struck(&self) -> Vec<Group> {
+        let Some(survey) = &self.survey else {
+            return Vec::new();
+        };
+        let listed = self.listed();
+        let hit = |pod: &&Pod| {
+            let uid = &pod.incarnation.uid;
+            let uses = survey.uses.get(uid);
+            pod.protected
+                && !pod.finished()
+                && !listed.contains(uid)
+                && uses.is_some_and(|uses| {
+                    uses.problem.is_none() && uses.ours.iter().any(|v| self.struck.contains_key(v))
+                })
+        };
+        let group = |pod: &Pod| Group {
+            pods: [pod.incarnation.uid.clone()].into(),
+            volumes: survey.uses[&pod.incarnation.uid].ours.clone(),
+            cause: Cause::NodeFailure,
+            refusal: None,
+        };
+        survey.pods.values().filter(hit).map(group).collect()
     }
 
     /// Protected pods that came to the evacuated node after all and want a volume that was fenced: they tolerate the

@@ -136,8 +136,13 @@ impl Evacuation {
         survey
             .attachments
             .retain(|uid, _| !self.detached.contains(uid));
+        let at = survey.at;
         self.survey = Some(survey);
         self.take_journal(by);
+        if self.struck().is_empty() {
+            // Nobody was on it: what comes later finds it published anew.
+            self.struck.retain(|_, since| *since > at);
+        }
     }
 
     fn take_node(&mut self, node: Option<Node>, at: Moment, by: &str, now: Moment) {
@@ -211,6 +216,10 @@ impl Evacuation {
                 }
                 self.node_read = at;
                 self.take_journal(by);
+                if let Some(journal) = &self.journal {
+                    self.struck
+                        .retain(|volume, _| !journal.volumes.contains_key(volume));
+                }
                 self.tell_progress(listed);
             }
             Err(refused) => {
@@ -296,6 +305,10 @@ impl Evacuation {
         let late =
             listed.is_none() && !matches!(result, Err(Unfenced::Withheld | Unfenced::NeverSent(_)));
         self.fences.record(volume, id, started, now, result, own);
+        if late {
+            self.struck.insert(volume.clone(), now);
+            self.outdate(now);
+        }
         let node = self.node_object()?;
         // protocol.md §5, guard 6.
         late.then(|| {
