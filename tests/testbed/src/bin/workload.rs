@@ -64,8 +64,15 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
         writer: format!("{}@{}", variable("POD_UID"), host()),
         every: Duration::from_millis(50),
     };
-    while let Some(flag) = arguments.next() {
-        let mut value = || arguments.next().ok_or(format!("{flag} needs a value"));
+    while let Some(argument) = arguments.next() {
+        let (flag, mut given) = match argument.split_once('=') {
+            Some((flag, value)) => (flag.to_owned(), Some(value.to_owned())),
+            None => (argument, None),
+        };
+        let mut value = || {
+            let value = given.take().or_else(|| arguments.next());
+            value.ok_or(format!("{flag} needs a value"))
+        };
         let target = |path: String, is_device| Target {
             path: PathBuf::from(path),
             is_device,

@@ -1,27 +1,24 @@
 //! The storage on its own, without Kubernetes: does the fence bite, does the driver survive itself, is nothing left?
+//!
+//! Everything here needs root, FUSE, loop devices and the usual tools of util-linux and e2fsprogs. `storage` and
+//! `workload` are the binaries of this crate.
 
-use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use tonic::transport::{Channel, Endpoint};
-
-use super::client::{Client, ClientError};
-use super::driver::{EPOCH, NAME};
+use super::client::ClientError;
+use super::evidence::{self, Loss, Run};
 use super::judge::{Report, judge};
-use super::name::{Epoch, NodeId, VolumeId};
-use super::process::{Process, Scratch};
-use super::{loops, mounts};
-use crate::proto::csi::node_client::NodeClient;
-use crate::proto::csi::volume_capability::access_mode::Mode;
-use crate::proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
-use crate::proto::csi::{
-    NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
-    NodeUnstageVolumeRequest, VolumeCapability,
-};
+use super::loops;
+use super::process::Process;
+use super::request::Request;
+
+mod bench;
+
+use bench::{Bench, Node};
 
 /// Why a probe failed.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +33,8 @@ pub enum ProbeError {
     Wrong(String),
 }
 
+const PATIENCE: Duration = Duration::from_secs(30);
+
 fn check(holds: bool, what: &str) -> Result<(), ProbeError> {
     if holds {
         Ok(())
@@ -44,233 +43,22 @@ fn check(holds: bool, what: &str) -> Result<(), ProbeError> {
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// An array and the node plugin of one node.
-struct Bench {
-    // Dropped in this order: whoever holds mounts first, the directory last.
-    driver: Process,
-    client: Client,
-    _array: Process,
-    node: NodeId,
-    storage: PathBuf,
-    scratch: Scratch,
-}
-
-impl Bench {
-    /// `wrapped`: the node plugin runs in namespaces of its own, which go when it is killed, as with a node's power.
-    fn new(storage: &Path, purpose: &str, wrapped: bool) -> Result<Self, ProbeError> {
-        let scratch = Scratch::new(purpose)?;
-        let dir = scratch.path();
-        // Loop devices are known by their node's name over the whole machine.
-        let node = NodeId::new(&format!("{purpose}-{}", std::process::id()))
-            .map_err(|error| ProbeError::Wrong(error.to_string()))?;
-        let client = Client::new(&dir.join("array.sock"));
-        let arguments = [
-            "array".to_owned(),
-            format!("--socket={}", dir.join("array.sock").display()),
-            format!("--dir={}", dir.join("array").display()),
-        ];
-        let array = Process::start(storage, arguments, &dir.join("log"))?;
-        client.wait_until_up(PATIENCE)?;
-        let driver = start_driver(storage, dir, &node, wrapped)?;
-        Ok(Self {
-            driver,
-            client,
-            _array: array,
-            node,
-            storage: storage.to_owned(),
-            scratch,
-        })
-    }
-
-    fn dir(&self) -> &Path {
-        self.scratch.path()
-    }
-
-    /// The node plugin once it answers.
-    async fn csi(&self) -> Result<NodeClient<Channel>, ProbeError> {
-        let socket = self
-            .dir()
-            .join("kubelet/plugins")
-            .join(NAME)
-            .join("csi.sock");
-        let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))
-            .map_err(|error| ProbeError::Wrong(error.to_string()))?;
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            match endpoint.connect().await {
-                Ok(channel) => return Ok(NodeClient::new(channel)),
-                Err(error) if Instant::now() > deadline => {
-                    return Err(ProbeError::Wrong(format!(
-                        "{}: {error}",
-                        self.driver.name()
-                    )));
-                }
-                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
-            }
-        }
-    }
-
-    /// Grants as soon as the array knows the node.
-    async fn grant(&self, volume: &VolumeId) -> Result<Epoch, ProbeError> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            match self.client.grant(volume, &self.node) {
-                Ok(epoch) => return Ok(epoch),
-                Err(error) if Instant::now() > deadline => return Err(error.into()),
-                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
-            }
-        }
-    }
-
-    async fn stage(&self, disk: &Disk, epoch: Epoch) -> Result<(), ProbeError> {
-        let request = NodeStageVolumeRequest {
-            volume_id: disk.volume.to_string(),
-            publish_context: HashMap::from([(EPOCH.to_owned(), epoch.to_string())]),
-            staging_target_path: self.text(&disk.staged()),
-            volume_capability: Some(disk.capability()),
-            ..NodeStageVolumeRequest::default()
-        };
-        self.csi().await?.node_stage_volume(request).await?;
-        Ok(())
-    }
-
-    async fn publish(&self, disk: &Disk, pod: &str) -> Result<PathBuf, ProbeError> {
-        let target = self
-            .dir()
-            .join("kubelet/pods")
-            .join(pod)
-            .join(disk.volume.as_str());
-        let request = NodePublishVolumeRequest {
-            volume_id: disk.volume.to_string(),
-            staging_target_path: self.text(&disk.staged()),
-            target_path: target.to_string_lossy().into_owned(),
-            volume_capability: Some(disk.capability()),
-            ..NodePublishVolumeRequest::default()
-        };
-        self.csi().await?.node_publish_volume(request).await?;
-        Ok(target)
-    }
-
-    async fn unpublish(&self, disk: &Disk, target: &Path) -> Result<(), ProbeError> {
-        let request = NodeUnpublishVolumeRequest {
-            volume_id: disk.volume.to_string(),
-            target_path: target.to_string_lossy().into_owned(),
-        };
-        self.csi().await?.node_unpublish_volume(request).await?;
-        Ok(())
-    }
-
-    async fn unstage(&self, disk: &Disk) -> Result<(), ProbeError> {
-        let request = NodeUnstageVolumeRequest {
-            volume_id: disk.volume.to_string(),
-            staging_target_path: self.text(&disk.staged()),
-        };
-        self.csi().await?.node_unstage_volume(request).await?;
-        Ok(())
-    }
-
-    fn text(&self, below: &Path) -> String {
-        self.dir().join(below).to_string_lossy().into_owned()
-    }
-
-    /// The beginning of the tags of this node's loop devices.
-    fn tag(&self) -> String {
-        format!("{}{}/", loops::TAG, self.node)
-    }
-
-    fn loops(&self) -> Result<usize, ProbeError> {
-        Ok(loops::find(&self.tag())?.len())
-    }
-
-    /// As a kubelet does with each block volume, so that the device stays open: without autoclear.
-    fn put_loop_device_on(&self, target: &Path) -> Result<(), ProbeError> {
-        let mut command = std::process::Command::new("nsenter");
-        command.args(["--mount", "--target", &self.driver.id().to_string()]);
-        command.args(["losetup", "--find"]).arg(target);
-        let status = command.status()?;
-        check(status.success(), &format!("{command:?}: {status}"))
-    }
-
-    fn nothing_is_left(&self) -> Result<(), ProbeError> {
-        loops::wait_until_gone(&self.tag(), PATIENCE)?;
-        let left = mounts::below(self.dir())?;
-        check(left.is_empty(), &format!("mounts are left: {left:?}"))
-    }
-}
-
-fn start_driver(storage: &Path, dir: &Path, node: &NodeId, wrapped: bool) -> io::Result<Process> {
-    let mut arguments = Vec::new();
-    if wrapped {
-        let own = "--mount --propagation private --pid --fork --kill-child --mount-proc";
-        arguments.extend(own.split(' ').map(str::to_owned));
-        arguments.push(storage.to_string_lossy().into_owned());
-    }
-    arguments.extend([
-        "node".to_owned(),
-        format!("--name={node}"),
-        format!("--array={}", dir.join("array.sock").display()),
-        format!("--kubelet-dir={}", dir.join("kubelet").display()),
-        format!("--run-dir={}", dir.join("run").display()),
-    ]);
-    let program = if wrapped {
-        Path::new("unshare")
-    } else {
-        storage
-    };
-    Process::start(program, arguments, &dir.join("log"))
-}
-
-struct Disk {
-    volume: VolumeId,
-    is_block: bool,
-}
-
-impl Disk {
-    fn new(client: &Client, name: &str, is_block: bool) -> Result<Self, ProbeError> {
-        let volume = VolumeId::new(name).map_err(|error| ProbeError::Wrong(error.to_string()))?;
-        client.create(&volume, 32 << 20)?;
-        Ok(Self { volume, is_block })
-    }
-
-    fn staged(&self) -> PathBuf {
-        Path::new("kubelet/staging").join(self.volume.as_str())
-    }
-
-    fn capability(&self) -> VolumeCapability {
-        let access_type = if self.is_block {
-            AccessType::Block(BlockVolume {})
-        } else {
-            AccessType::Mount(MountVolume::default())
-        };
-        VolumeCapability {
-            access_type: Some(access_type),
-            access_mode: Some(AccessMode {
-                mode: Mode::SingleNodeWriter.into(),
-            }),
-        }
-    }
-}
-
 /// A file system and a block volume, two pods on the first; the driver is killed and comes back; the volumes are
-/// revoked with files open, taken off the node, granted anew, and read. Needs root, FUSE and loop devices.
-///
-/// Gives the judge's report, which was checked.
+/// revoked with files open, taken off the node, granted anew, and read. Gives the judge's report, which was checked.
 pub async fn fence(storage: &Path) -> Result<Report, ProbeError> {
-    let mut bench = Bench::new(storage, "probe", false)?;
-    let files = Disk::new(&bench.client, "files", false)?;
-    let block = Disk::new(&bench.client, "block", true)?;
+    let bench = Bench::new(storage, "fence")?;
+    let mut node = bench.node("node", false)?;
+    let (files, block) = (bench.disk("files", false)?, bench.disk("block", true)?);
     let mut targets = Vec::new();
     for (disk, pods) in [(&files, &["one", "two"][..]), (&block, &["one"][..])] {
-        let epoch = bench.grant(&disk.volume).await?;
-        bench.stage(disk, epoch).await?;
-        bench.stage(disk, epoch).await?;
+        let epoch = node.grant(disk).await?;
+        node.stage(disk, epoch).await?;
+        node.stage(disk, epoch).await?;
         for pod in pods {
-            targets.push((disk, bench.publish(disk, pod).await?));
+            targets.push((disk, node.publish(disk, pod).await?));
         }
     }
-    check(bench.loops()? == 2, "one loop device for each volume")?;
+    check(node.loops()? == 2, "one loop device for each volume")?;
     let mut log = File::create(targets[0].1.join("log"))?;
     let device = OpenOptions::new().write(true).open(&targets[2].1)?;
     log.write_all(b"before\n")?;
@@ -283,19 +71,19 @@ pub async fn fence(storage: &Path) -> Result<Report, ProbeError> {
         "the second pod reads what the first wrote",
     )?;
 
-    bench.driver.kill();
-    log.write_all(b"without driver\n")?;
-    log.sync_all()?;
-    bench.driver = start_driver(&bench.storage, bench.dir(), &bench.node, false)?;
-    let epoch = bench.grant(&files.volume).await?;
-    bench.stage(&files, epoch).await?;
+    node.restart_driver(|| {
+        log.write_all(b"without driver\n")?;
+        log.sync_all()
+    })?;
+    let epoch = node.grant(&files).await?;
+    node.stage(&files, epoch).await?;
     check(
-        bench.loops()? == 2,
+        node.loops()? == 2,
         "a driver that starts again finds what it staged",
     )?;
 
     for disk in [&files, &block] {
-        bench.client.revoke(&disk.volume, &bench.node)?;
+        bench.client.revoke(&disk.volume, &node.node)?;
     }
     let refused = log.write_all(b"after\n").and_then(|()| log.sync_all());
     check(
@@ -312,39 +100,34 @@ pub async fn fence(storage: &Path) -> Result<Report, ProbeError> {
     drop((log, device));
 
     for (disk, target) in &targets {
-        bench.unpublish(disk, target).await?;
-        bench.unpublish(disk, target).await?;
+        node.unpublish(disk, target).await?;
+        node.unpublish(disk, target).await?;
     }
     for disk in [&files, &block] {
-        bench.unstage(disk).await?;
-        bench.unstage(disk).await?;
+        node.unstage(disk).await?;
+        node.unstage(disk).await?;
     }
-    bench.nothing_is_left()?;
+    node.nothing_is_left()?;
 
-    for disk in [&files, &block] {
-        let epoch = bench.grant(&disk.volume).await?;
-        bench.stage(disk, epoch).await?;
-    }
-    let target = bench.publish(&files, "three").await?;
-    let read = std::fs::read(target.join("log"))?;
+    let log = node.bring(&files, "three").await?;
+    let device = node.bring(&block, "three").await?;
+    let read = std::fs::read(log.join("log"))?;
     let whole = b"before\nwithout driver\n";
     check(
         read == whole,
         "what was flushed before the revoke is there after it",
     )?;
-    bench.unpublish(&files, &target).await?;
-    let target = bench.publish(&block, "three").await?;
     let mut read = [0; 7];
-    File::open(&target)?.read_exact_at(&mut read, 0)?;
+    File::open(&device)?.read_exact_at(&mut read, 0)?;
     check(
         &read == b"before\n",
         "the device holds what was written before the revoke",
     )?;
-    bench.unpublish(&block, &target).await?;
-    for disk in [&files, &block] {
-        bench.unstage(disk).await?;
+    for (disk, target) in [(&files, log), (&block, device)] {
+        node.unpublish(disk, &target).await?;
+        node.unstage(disk).await?;
     }
-    bench.nothing_is_left()?;
+    node.nothing_is_left()?;
 
     let report = judge(&bench.client.ledger_after(0)?);
     check(report.is_clean(), &report.to_string())?;
@@ -353,31 +136,152 @@ pub async fn fence(storage: &Path) -> Result<Report, ProbeError> {
 }
 
 /// A node with both kinds of volume loses its power: no loop device is left on the machine, once those that a kubelet
-/// puts on top of block volumes are swept away, and the array hears no more of it. Needs root, FUSE, loop devices and `unshare`.
+/// puts on top of block volumes are swept away, and the array hears no more of it.
 pub async fn power_off(storage: &Path) -> Result<(), ProbeError> {
-    let mut bench = Bench::new(storage, "power", true)?;
-    for (name, is_block) in [("files", false), ("block", true)] {
-        let disk = Disk::new(&bench.client, name, is_block)?;
-        let epoch = bench.grant(&disk.volume).await?;
-        bench.stage(&disk, epoch).await?;
-        let target = bench.publish(&disk, "one").await?;
-        if is_block {
-            bench.put_loop_device_on(&target)?;
-        }
-    }
+    let bench = Bench::new(storage, "power")?;
+    let mut node = bench.node("node", true)?;
+    node.bring(&bench.disk("files", false)?, "one").await?;
+    let device = node.bring(&bench.disk("block", true)?, "one").await?;
+    node.put_loop_device_on(&device)?;
     check(
-        bench.loops()? == 3,
+        node.loops()? == 3,
         "one loop device for each volume and the kubelet's",
     )?;
-    let heard = |bench: &Bench| bench.client.connectivity(&bench.node, &[]);
-    check(heard(&bench)?.connected, "the array hears a living node")?;
-    bench.driver.kill();
-    loops::sweep(&bench.tag())?;
-    bench.nothing_is_left()?;
+    let heard = |node: &Node| bench.client.connectivity(&node.node, &[]);
+    check(heard(&node)?.connected, "the array hears a living node")?;
+    node.driver.kill();
+    loops::sweep(&node.tag())?;
+    node.nothing_is_left()?;
     let deadline = Instant::now() + PATIENCE;
-    while heard(&bench)?.connected {
+    while heard(&node)?.connected {
         check(Instant::now() < deadline, "the array hears a dead node")?;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     Ok(())
+}
+
+/// What is known after a hand-over.
+#[derive(Debug)]
+pub struct Handover {
+    /// By the ledger.
+    pub report: Report,
+    /// By the workloads' own words.
+    pub losses: Vec<Loss>,
+    /// The workloads' runs, the first node's first.
+    pub runs: Vec<Run>,
+}
+
+/// A workload writes on one node, its volumes are fenced from there, and another writes on the next, while the first
+/// never stops trying. With `fence` false the array only says that it fenced: then two must have written.
+pub async fn hand_over(
+    storage: &Path,
+    workload: &Path,
+    fence: bool,
+) -> Result<Handover, ProbeError> {
+    let purpose = if fence { "handover" } else { "no-fence" };
+    let bench = Bench::new(storage, purpose)?;
+    let (first, second) = (bench.node("first", false)?, bench.node("second", false)?);
+    let disks = [bench.disk("files", false)?, bench.disk("block", true)?];
+    let mut pods = Vec::new();
+    for node in [&first, &second] {
+        let mut targets = Vec::new();
+        for disk in &disks {
+            targets.push(node.bring(disk, "pod").await?);
+        }
+        // The same records must be seen under the same name on both nodes.
+        let log = bench.dir().join(format!("{}.log", node.node));
+        let mut pod = Pod::start(workload, node, &targets, log)?;
+        pod.wait(|run| run.acknowledged.len() >= 5).await?;
+        pods.push((node, targets, pod));
+        if node.node != first.node {
+            break;
+        }
+        for disk in &disks {
+            let revoke = Request::Revoke {
+                volume: disk.volume.clone(),
+                node: Some(node.node.clone()),
+                pretend: !fence,
+            };
+            bench.client.ask(&revoke, &[])?;
+        }
+        if fence {
+            pods[0].2.wait(|run| run.failed > 0).await?;
+        }
+    }
+    if !fence {
+        let said = pods[0].2.runs()?;
+        let more = |run: &Run| {
+            let before = said.iter().find(|r| r.target == run.target);
+            before.is_none_or(|r| run.acknowledged.len() > r.acknowledged.len() + 3)
+        };
+        pods[0].2.wait(more).await?;
+    }
+    let mut runs = Vec::new();
+    for (_, _, pod) in &mut pods {
+        runs.extend(pod.stop()?);
+    }
+    for (node, targets, _) in &pods {
+        for (disk, target) in disks.iter().zip(targets) {
+            node.unpublish(disk, target).await?;
+            node.unstage(disk).await?;
+        }
+        node.nothing_is_left()?;
+    }
+    Ok(Handover {
+        report: judge(&bench.client.ledger_after(0)?),
+        losses: evidence::judge(&runs),
+        runs,
+    })
+}
+
+/// A workload on a node.
+struct Pod {
+    process: Process,
+    log: PathBuf,
+}
+
+impl Pod {
+    fn start(
+        workload: &Path,
+        node: &Node,
+        targets: &[PathBuf],
+        log: PathBuf,
+    ) -> Result<Self, ProbeError> {
+        let arguments = [
+            format!("--writer=pod@{}", node.node),
+            format!("--file={}", targets[0].join("log").display()),
+            format!("--device={}", targets[1].display()),
+        ];
+        let process = Process::start(workload, arguments, &log)?;
+        Ok(Self { process, log })
+    }
+
+    /// Both targets by the names that they have on every node.
+    fn runs(&self) -> Result<Vec<Run>, ProbeError> {
+        let mut runs = evidence::read(&std::fs::read_to_string(&self.log)?);
+        for run in &mut runs {
+            let is_block = run.target.ends_with("block");
+            run.target = if is_block { "block" } else { "files" }.to_owned();
+        }
+        Ok(runs)
+    }
+
+    async fn wait(&mut self, far_enough: impl Fn(&Run) -> bool) -> Result<(), ProbeError> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let runs = self.runs()?;
+            if runs.len() == 2 && runs.iter().all(&far_enough) {
+                return Ok(());
+            }
+            let late = format!("{} said only {runs:?}", self.process.name());
+            check(Instant::now() < deadline, &late)?;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn stop(&mut self) -> Result<Vec<Run>, ProbeError> {
+        let well = self.process.terminate(PATIENCE)?;
+        check(well, &format!("{} did not end well", self.process.name()))?;
+        self.runs()
+    }
 }

@@ -4,6 +4,9 @@ use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 /// A process that does not outlive this value.
 #[derive(Debug)]
@@ -42,6 +45,23 @@ impl Process {
     /// Its process id.
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Asks the process to end, and waits for it. False: it did not end well within the time, and was killed.
+    pub fn terminate(&mut self, within: Duration) -> io::Result<bool> {
+        let id = i32::try_from(self.child.id()).map_err(io::Error::other)?;
+        if let Some(id) = Pid::from_raw(id) {
+            kill_process(id, Signal::TERM)?;
+        }
+        let deadline = Instant::now() + within;
+        while Instant::now() < deadline {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status.success());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        self.kill();
+        Ok(false)
     }
 
     /// Ends the process at once and waits until it is gone.
