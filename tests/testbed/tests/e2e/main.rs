@@ -2,6 +2,7 @@
 
 mod bench;
 mod nodes;
+mod requalification;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -67,6 +68,12 @@ fn trials(shared: Option<Arc<(Runtime, Mutex<Bench>)>>) -> Vec<Trial> {
         nodes::lose_the_kubelet,
         nodes::lose_the_runtime,
         nodes::refuse_what_an_identity_may_not,
+        requalification::free_a_node_that_the_kubelet_has_cleaned,
+        requalification::free_a_node_after_a_reboot,
+        requalification::keep_a_node_whose_runtime_is_down,
+        requalification::keep_a_node_over_a_restart_of_podmon,
+        requalification::keep_a_node_while_its_journal_is_open,
+        requalification::clear_away_what_no_kubelet_knows,
     ];
     scenarios
         .into_iter()
