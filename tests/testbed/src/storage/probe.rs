@@ -83,6 +83,14 @@ pub async fn fence(storage: &Path) -> Result<Report, ProbeError> {
     )?;
 
     for disk in [&files, &block] {
+        let refused = node.unstage(disk).await;
+        check(refused.is_err(), "a volume that a pod sees is not unstaged")?;
+        node.unstage_from("elsewhere", disk).await?;
+    }
+    log.write_all(b"still\n")?;
+    log.sync_all()?;
+
+    for disk in [&files, &block] {
         bench.client.revoke(&disk.volume, &node.node)?;
     }
     let refused = log.write_all(b"after\n").and_then(|()| log.sync_all());
@@ -112,7 +120,7 @@ pub async fn fence(storage: &Path) -> Result<Report, ProbeError> {
     let log = node.bring(&files, "three").await?;
     let device = node.bring(&block, "three").await?;
     let read = std::fs::read(log.join("log"))?;
-    let whole = b"before\nwithout driver\n";
+    let whole = b"before\nwithout driver\nstill\n";
     check(
         read == whole,
         "what was flushed before the revoke is there after it",

@@ -104,7 +104,7 @@ impl Drop for Turn {
 
 fn status(error: &StagingError) -> Status {
     match error {
-        StagingError::OldGrant { .. } | StagingError::NotStaged(..) => {
+        StagingError::OldGrant { .. } | StagingError::NotStaged(..) | StagingError::InUse(..) => {
             Status::failed_precondition(error.to_string())
         }
         _ => Status::internal(error.to_string()),

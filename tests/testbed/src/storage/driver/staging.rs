@@ -38,6 +38,8 @@ pub enum StagingError {
     OldGrant { volume: VolumeId, old: String },
     #[error("volume {0} is not staged at {1}")]
     NotStaged(VolumeId, PathBuf),
+    #[error("volume {0} is still in use at {1}")]
+    InUse(VolumeId, PathBuf),
     #[error("volume {0} has content that is no ext4 file system")]
     ForeignContent(VolumeId),
     #[error("{0} did not come up within {PATIENCE:?}")]
@@ -87,19 +89,51 @@ impl Staging {
         }
     }
 
-    /// Takes a volume off the node; one that is not there is fine.
+    /// Takes a volume off the node. One that is not there, or is staged at another path, is fine; one that a pod still
+    /// sees is left as it is.
     pub fn unstage(&self, volume: &VolumeId, path: &Path) -> Result<(), StagingError> {
+        let mut here = Vec::new();
         if path.exists() {
-            let device = self.staged(Kind::Block, path)?;
-            mounts::remove(&device, Duration::ZERO).map_err(at("unmount", &device))?;
-            mounts::remove_target(&device).map_err(at("remove", &device))?;
-            let path = self.staged(Kind::FileSystem, path)?;
-            mounts::remove(&path, Duration::ZERO).map_err(at("unmount", &path))?;
+            here.push(self.staged(Kind::Block, path)?);
+            here.push(self.staged(Kind::FileSystem, path)?);
+        }
+        let (staged, elsewhere): (Vec<_>, Vec<_>) = self
+            .shown_at(volume)?
+            .into_iter()
+            .partition(|shown| here.contains(shown));
+        match elsewhere.into_iter().next() {
+            Some(_) if staged.is_empty() => return Ok(()),
+            Some(place) => return Err(StagingError::InUse(volume.clone(), place)),
+            None => {}
+        }
+        for target in &here {
+            mounts::remove(target, Duration::ZERO).map_err(at("unmount", target))?;
+        }
+        if let Some(device) = here.first() {
+            mounts::remove_target(device).map_err(at("remove", device))?;
         }
         let dir = self.run_dir.join(volume.as_str());
         // The device lets go of its file a moment after its last user has let go of it.
         mounts::remove(&dir, PATIENCE).map_err(at("unmount", &dir))?;
         mounts::remove_target(&dir).map_err(at("remove", &dir))
+    }
+
+    /// Where the volume is mounted, staged or published, as file system or as device.
+    fn shown_at(&self, volume: &VolumeId) -> Result<Vec<PathBuf>, StagingError> {
+        let tag = loops::tag(&self.node, volume);
+        let devices = loops::find(&tag).map_err(at("loop devices for", &self.run_dir))?;
+        let devices: Vec<_> = devices.iter().filter(|device| device.tag == tag).collect();
+        let mounts = mounts::below(Path::new("/")).map_err(at("mount table for", &self.run_dir))?;
+        let shows = |mount: &procfs::process::MountInfo| {
+            devices.iter().any(|device| {
+                let is_source = mount.mount_source.as_deref() == device.path.to_str();
+                let is_file =
+                    Path::new("/dev").join(mount.root.trim_start_matches('/')) == device.path;
+                is_source || (mount.fs_type == "devtmpfs" && is_file)
+            })
+        };
+        let shown = mounts.into_iter().filter(shows);
+        Ok(shown.map(|mount| mount.mount_point).collect())
     }
 
     /// Shows a staged volume to a pod.

@@ -215,9 +215,16 @@ impl Node {
     }
 
     pub async fn unstage(&self, disk: &Disk) -> Result<(), ProbeError> {
+        self.unstage_from("staging", disk).await
+    }
+
+    /// Unstages from another folder than the one in which volumes are staged.
+    pub async fn unstage_from(&self, folder: &str, disk: &Disk) -> Result<(), ProbeError> {
+        let path = self.dir.join("kubelet").join(folder);
+        let path = path.join(disk.volume.as_str());
         let request = NodeUnstageVolumeRequest {
             volume_id: disk.volume.to_string(),
-            staging_target_path: self.staged(disk),
+            staging_target_path: path.to_string_lossy().into_owned(),
         };
         self.csi().await?.node_unstage_volume(request).await?;
         Ok(())
