@@ -119,6 +119,8 @@ pub struct Evacuation {
     node: NodeName,
     names: Names,
     survey: Option<Survey>,
+    /// When that survey was taken in: it took its time, and is acted on from here.
+    surveyed: Moment,
     /// When the Node was last read, or an answered patch was sent.
     node_read: Moment,
     /// Since when something points to a change that the picture does not show.
@@ -158,6 +160,7 @@ impl Evacuation {
             node,
             names,
             survey: None,
+            surveyed: Moment::default(),
             node_read: Moment::default(),
             outdated: None,
             node_access: Attempt::default(),
@@ -286,6 +289,12 @@ impl Evacuation {
                 refusal.event(&pod, &self.node),
             ));
         }
+    }
+
+    /// Whether the pods and the Node were just read: only then is anything announced by them. The Node's version in
+    /// the patch covers the time since it was read.
+    fn is_fresh(&self, now: Moment) -> bool {
+        self.survey.is_some() && now - self.surveyed < FRESH
     }
 
     fn listed(&self) -> BTreeSet<PodUid> {

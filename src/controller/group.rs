@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cluster::pod::Pod;
-use crate::cluster::survey::Survey;
-use crate::domain::{NodeId, PodUid, VolumeName};
+use crate::cluster::survey::{Problem, Survey};
+use crate::domain::{NodeId, PodUid, VolumeHandle, VolumeName};
 use crate::journal::Cause;
 
 use super::decide::{Reason, Verdict, judge};
@@ -42,18 +42,25 @@ pub fn groups(survey: &Survey, array_lost: bool, listed: impl Fn(&PodUid) -> boo
             }
         }
     }
+    let mut joined: BTreeMap<Joint, Vec<&PodUid>> = BTreeMap::new();
+    for (pod, _) in verdicts.values() {
+        for joint in joints(survey, pod) {
+            joined.entry(joint).or_default().push(&pod.incarnation.uid);
+        }
+    }
+    let users = users(survey);
     let mut groups = Vec::new();
     let mut left: BTreeSet<&PodUid> = verdicts.keys().copied().collect();
     while let Some(first) = left.pop_first() {
         let mut members = BTreeSet::from([first]);
         let mut open = vec![first];
         while let Some(uid) = open.pop() {
-            let joined = |other: &&PodUid| linked(survey, verdicts[uid].0, verdicts[*other].0);
-            let next: Vec<&PodUid> = left.iter().copied().filter(joined).collect();
-            for other in next {
-                left.remove(other);
-                members.insert(other);
-                open.push(other);
+            let joints = joints(survey, verdicts[uid].0);
+            for other in joints.flat_map(|joint| joined.remove(&joint)).flatten() {
+                if left.remove(other) {
+                    members.insert(other);
+                    open.push(other);
+                }
             }
         }
         let causes = members.iter().filter_map(|uid| match verdicts[uid].1 {
@@ -68,7 +75,10 @@ pub fn groups(survey: &Survey, array_lost: bool, listed: impl Fn(&PodUid) -> boo
         let ready = ready
             .map(|(pod, _)| Refusal::MemberReady(pod.incarnation.key.clone()))
             .next();
-        let refusal = pods.iter().find_map(|pod| objection(survey, pod)).or(ready);
+        let refusal = pods
+            .iter()
+            .find_map(|pod| objection(survey, &users, pod))
+            .or(ready);
         groups.push(Group {
             volumes: pods
                 .iter()
@@ -88,17 +98,39 @@ fn volumes<'a>(survey: &'a Survey, pod: &Pod) -> impl Iterator<Item = &'a Volume
     uses.into_iter().flat_map(|uses| &uses.ours)
 }
 
-/// Whether two pods share a volume of ours, or must be on the same host.
-fn linked(survey: &Survey, a: &Pod, b: &Pod) -> bool {
-    let handles = |pod: &Pod| -> BTreeSet<_> {
-        let ours = volumes(survey, pod).filter_map(|name| survey.volumes.get(name));
-        ours.map(|volume| volume.handle.clone()).collect()
-    };
-    !handles(a).is_disjoint(&handles(b)) || (!a.affinity.is_empty() && a.affinity == b.affinity)
+/// What joins pods of a node into a group.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Joint<'a> {
+    /// A volume of ours, by what the array calls it.
+    Volume(&'a VolumeHandle),
+    /// Required affinity to the same pods on the same host.
+    Affinity(&'a BTreeMap<String, String>),
+}
+
+fn joints<'a>(survey: &'a Survey, pod: &'a Pod) -> impl Iterator<Item = Joint<'a>> {
+    let handles = volumes(survey, pod).filter_map(|name| survey.volumes.get(name));
+    let affinity = Some(&pod.affinity).filter(|labels| !labels.is_empty());
+    let volumes = handles.map(|volume| Joint::Volume(&volume.handle));
+    volumes.chain(affinity.map(Joint::Affinity))
+}
+
+/// Every pod here, finished ones apart, by the volumes of ours that it uses.
+fn users(survey: &Survey) -> BTreeMap<&VolumeHandle, Vec<&Pod>> {
+    let mut users: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for pod in survey.pods.values().filter(|pod| !pod.finished()) {
+        for volume in volumes(survey, pod).filter_map(|name| survey.volumes.get(name)) {
+            users.entry(&volume.handle).or_default().push(pod);
+        }
+    }
+    users
 }
 
 /// What keeps this pod, and so its group, from being evacuated.
-fn objection(survey: &Survey, pod: &Pod) -> Option<Refusal> {
+fn objection(
+    survey: &Survey,
+    users: &BTreeMap<&VolumeHandle, Vec<&Pod>>,
+    pod: &Pod,
+) -> Option<Refusal> {
     let key = || pod.incarnation.key.clone();
     if pod.mirror {
         return Some(Refusal::Mirror(key()));
@@ -118,9 +150,14 @@ fn objection(survey: &Survey, pod: &Pod) -> Option<Refusal> {
         return Some(Refusal::Volume(key(), problem));
     }
     for volume in volumes(survey, pod) {
-        let handle = &survey.volumes.get(volume)?.handle;
-        let mut users = survey.users_of(handle);
-        if let Some(other) = users.find(|user| !user.protected) {
+        let users = survey
+            .volumes
+            .get(volume)
+            .and_then(|volume| users.get(&volume.handle));
+        let Some(users) = users else {
+            return Some(Refusal::Volume(key(), Problem::NoVolume(volume.clone())));
+        };
+        if let Some(other) = users.iter().find(|user| !user.protected) {
             return Some(Refusal::Shared {
                 volume: volume.clone(),
                 with: other.incarnation.key.clone(),

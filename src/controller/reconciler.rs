@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 use super::Ended;
 use super::array::{Arrays, Poll};
@@ -107,27 +107,36 @@ impl Reconciler {
         let mut full_pass = tokio::time::interval(FULL_PASS);
         loop {
             let wake = self.sleep();
-            let touched = tokio::select! {
+            let mut touched = tokio::select! {
                 observation = observations.recv() => match observation {
                     Some(observation) => self.observe(observation),
                     None => return Ended::Watch,
                 },
-                Some(done) = self.performing.join_next() => match done {
-                    Ok(done) => self.record(done),
-                    // A step that panicked is a defect: better to start again from what the API says.
-                    Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-                    Err(_) => BTreeSet::new(),
-                },
+                Some(done) = self.performing.join_next() => self.finished(done),
                 _ = self.claims.changed() => BTreeSet::new(),
                 _ = full_pass.tick() => self.everywhere(),
                 () = wake => BTreeSet::new(),
             };
-            let touched = if self.lead() {
-                self.everywhere()
-            } else {
-                touched
-            };
+            // What else is there already, so that each node is thought about once for all of it.
+            while let Ok(observation) = observations.try_recv() {
+                touched.extend(self.observe(observation));
+            }
+            while let Some(done) = self.performing.try_join_next() {
+                touched.extend(self.finished(done));
+            }
+            if self.lead() {
+                touched = self.everywhere();
+            }
             self.advance(touched);
+        }
+    }
+
+    fn finished(&mut self, done: Result<Done, JoinError>) -> BTreeSet<NodeName> {
+        match done {
+            Ok(done) => self.record(done),
+            // A step that panicked is a defect: better to start again from what the API says.
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => BTreeSet::new(),
         }
     }
 
@@ -169,6 +178,12 @@ impl Reconciler {
         let now = self.clock.now();
         for evacuation in self.evacuations.values_mut() {
             evacuation.observe(&observation, now);
+        }
+        if let Observation::Pod(Change::All(_))
+        | Observation::Node(Change::All(_))
+        | Observation::Attachment(Change::All(_)) = observation
+        {
+            touched.extend(self.evacuations.keys().cloned());
         }
         if !was_complete && self.world.complete() {
             touched.extend(self.everywhere());
@@ -276,11 +291,15 @@ impl Reconciler {
             }
             self.mark_offline(node);
         }
-        self.watch_storm();
+        let changed = !touched.is_empty() && self.watch_storm();
         let common = self.rules(by);
         let mut steps = Vec::new();
         let mut evacuations = std::mem::take(&mut self.evacuations);
         evacuations.retain(|node, evacuation| {
+            let due = evacuation.wake().is_some_and(|wake| wake <= now);
+            if !(changed || due || touched.contains(node)) {
+                return true;
+            }
             let rules = self.rules_for(node, &common);
             let next = evacuation.next(&rules, now);
             let over = next.is_empty() && evacuation.is_over(&rules);
@@ -358,18 +377,18 @@ impl Reconciler {
         }
     }
 
-    /// Says once that the picture cannot be believed, and once that it clears.
-    fn watch_storm(&mut self) {
+    /// Says once that the picture cannot be believed, and once that it clears; whether it did either.
+    fn watch_storm(&mut self) -> bool {
         let picture = Picture::new(&self.world, |node| self.array_lost(node));
         let storm = !picture.is_believable(self.policy.storm_guard);
         if storm == self.storm {
-            return;
+            return false;
         }
         self.storm = storm;
         let (lost, holding, limit) = (picture.lost.len(), picture.holding, self.policy.storm_guard);
         if !storm {
             tracing::info!(lost, holding, %limit, "Storm guard: the picture clears; evacuations may begin again");
-            return;
+            return true;
         }
         tracing::error!(lost, holding, %limit, "Storm guard: more nodes look lost at once than can be believed; no evacuation is begun");
         let first = picture
@@ -388,6 +407,7 @@ impl Reconciler {
             };
             self.effects.report(report);
         }
+        true
     }
 
     fn mark_offline(&mut self, name: &NodeName) {

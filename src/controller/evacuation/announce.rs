@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Evacuation, FRESH, Rules};
+use super::{Evacuation, Rules};
 use crate::clock::Moment;
 use crate::cluster::NodePatch;
 use crate::cluster::node::Node;
@@ -30,70 +30,12 @@ impl Evacuation {
             };
             return Some(self.patch(&node, Some(adopted), rules));
         }
-        let mut journal = self.current(&node, &found);
-        let before = journal.clone();
-        let fresh = self
-            .survey
-            .as_ref()
-            .is_some_and(|survey| now - survey.at < FRESH);
-        if let Some(open) = journal.as_mut().filter(|journal| journal.is_open()) {
-            let vain = self.in_vain(open, rules);
-            if !vain.is_empty() && !fresh {
-                return Some(Step::Survey);
-            }
-            open.pods.retain(|uid, _| !vain.contains(uid));
-            if !vain.is_empty() && open.pods.is_empty() && open.gone.is_empty() {
-                return Some(self.withdraw(&node));
-            }
-        }
-        let newcomers = self.newcomers(rules, now);
-        let fresh = self
-            .survey
-            .as_ref()
-            .is_some_and(|survey| now - survey.at < FRESH);
-        if !newcomers.is_empty() && !fresh {
-            // What was read before the array was asked is too old to announce by.
-            return Some(Step::Survey);
-        }
-        for group in &newcomers {
-            let mut next = self.listed_with(journal.clone(), group, &node, rules);
-            if next.fits() {
-                journal = Some(next);
-                continue;
-            }
-            if journal
-                .as_ref()
-                .is_none_or(|journal| journal.pods.is_empty())
-            {
-                next.pods.clear();
-                self.said_too_large(group);
-            }
-        }
-        if let Some(open) = journal.as_mut().filter(|journal| journal.is_open()) {
-            let (finished, needs_survey) = self.finished(open, now);
-            if needs_survey {
-                return Some(Step::Survey);
-            }
-            for uid in finished {
-                open.pods.remove(&uid);
-                open.gone.insert(uid);
-            }
-            let named: Vec<_> = open
-                .pods
-                .values()
-                .flat_map(|entry| entry.volumes.clone())
-                .collect();
-            open.volumes.retain(|volume, _| named.contains(volume));
-            if rules.array_seen && open.array == Some(ArraySight::Lost) {
-                open.array = Some(ArraySight::Seen);
-            }
-            if open.pods.is_empty() && open.array != Some(ArraySight::Lost) {
-                open.phase = Phase::Closed;
-            }
-        }
-        let untainted =
-            journal.as_ref().is_some_and(Journal::is_open) && !node.tainted(&self.names);
-        let unchanged = journal == before && !untainted;
+        let before = self.current(&node, &found);
+        let journal = match self.draft(before.clone(), &node, rules, now) {
+            Ok(journal) => journal,
+            Err(first) => return Some(first),
+        };
+        let unchanged = journal == before && self.taints(&node, journal.as_ref(), rules).is_none();
         match (&found, unchanged) {
             // Nothing fresh speaks against the node: the unreadable journal gives way to a closed one of ours.
             (Found::Unreadable(_), true) if journal.is_none() && self.groups(rules).is_empty() => {
@@ -108,6 +50,61 @@ impl Evacuation {
             (_, true) => None,
             (_, false) => Some(self.patch(&node, journal, rules)),
         }
+    }
+
+    /// The journal as it should be now. `Err`: what has to be done before that can be said.
+    fn draft(
+        &mut self,
+        mut journal: Option<Journal>,
+        node: &Node,
+        rules: &Rules,
+        now: Moment,
+    ) -> Result<Option<Journal>, Step> {
+        let fresh = self.is_fresh(now);
+        if let Some(open) = journal.as_mut().filter(|journal| journal.is_open()) {
+            let vain = self.in_vain(open, rules);
+            if !vain.is_empty() && !fresh {
+                return Err(Step::Survey);
+            }
+            open.pods.retain(|uid, _| !vain.contains(uid));
+            if !vain.is_empty() && open.pods.is_empty() && open.gone.is_empty() {
+                return Err(self.withdraw(node));
+            }
+            let (finished, outdated) = self.finished(open, now);
+            if outdated {
+                return Err(Step::Survey);
+            }
+            open.pods.retain(|uid, _| !finished.contains(uid));
+            open.gone.extend(finished);
+            let entries = open.pods.values();
+            let named: BTreeSet<_> = entries.flat_map(|entry| entry.volumes.clone()).collect();
+            open.volumes.retain(|volume, _| named.contains(volume));
+        }
+        let newcomers = self.newcomers(rules, now);
+        if !newcomers.is_empty() && !fresh {
+            // What was read before the array was asked is too old to announce by.
+            return Err(Step::Survey);
+        }
+        for group in &newcomers {
+            let next = self.listed_with(journal.clone(), group, node, rules);
+            if next.fits() {
+                journal = Some(next);
+            } else if journal
+                .as_ref()
+                .is_none_or(|journal| journal.pods.is_empty())
+            {
+                self.said_too_large(group);
+            }
+        }
+        if let Some(open) = journal.as_mut().filter(|journal| journal.is_open()) {
+            if rules.array_seen && open.array == Some(ArraySight::Lost) {
+                open.array = Some(ArraySight::Seen);
+            }
+            if open.pods.is_empty() && open.array != Some(ArraySight::Lost) {
+                open.phase = Phase::Closed;
+            }
+        }
+        Ok(journal)
     }
 
     /// What was listed in vain: the node has healed, and no fence for it ever left this process. Whoever took over

@@ -26,6 +26,7 @@ impl Evacuation {
                 if self.outdated.is_some_and(|since| survey.at >= since) {
                     self.outdated = None;
                 }
+                self.surveyed = now;
                 self.take_survey(survey, by);
             }
             Outcome::Survey(Err(error)) => {

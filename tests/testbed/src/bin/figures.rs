@@ -30,11 +30,46 @@ struct Work {
 }
 
 const WORKS: [Work; 5] = [
-    Work { name: "one", nodes: 2, failing: 1, pods_a_node: 1, volumes: 1, driver: Duration::ZERO },
-    Work { name: "four-volumes", nodes: 2, failing: 1, pods_a_node: 1, volumes: 4, driver: Duration::ZERO },
-    Work { name: "42-pods", nodes: 3, failing: 1, pods_a_node: 42, volumes: 2, driver: Duration::from_millis(200) },
-    Work { name: "100-pods", nodes: 3, failing: 1, pods_a_node: 100, volumes: 2, driver: Duration::from_millis(200) },
-    Work { name: "30-of-300", nodes: 300, failing: 30, pods_a_node: 33, volumes: 1, driver: Duration::from_millis(50) },
+    Work {
+        name: "one",
+        nodes: 2,
+        failing: 1,
+        pods_a_node: 1,
+        volumes: 1,
+        driver: Duration::ZERO,
+    },
+    Work {
+        name: "four-volumes",
+        nodes: 2,
+        failing: 1,
+        pods_a_node: 1,
+        volumes: 4,
+        driver: Duration::ZERO,
+    },
+    Work {
+        name: "42-pods",
+        nodes: 3,
+        failing: 1,
+        pods_a_node: 42,
+        volumes: 2,
+        driver: Duration::from_millis(200),
+    },
+    Work {
+        name: "100-pods",
+        nodes: 3,
+        failing: 1,
+        pods_a_node: 100,
+        volumes: 2,
+        driver: Duration::from_millis(200),
+    },
+    Work {
+        name: "30-of-300",
+        nodes: 300,
+        failing: 30,
+        pods_a_node: 33,
+        volumes: 1,
+        driver: Duration::from_millis(50),
+    },
 ];
 
 /// podmon as a process, ended with its handle.
@@ -65,13 +100,21 @@ async fn main() -> Result<(), Anything> {
     let client = Client::try_from(config)?;
     println!("| work | floor | failure visible → every pod gone | mutating requests by podmon |");
     println!("|---|---|---|---|");
-    for work in WORKS.iter().filter(|w| wanted.is_empty() || wanted.iter().any(|n| n == w.name)) {
+    for work in WORKS
+        .iter()
+        .filter(|w| wanted.is_empty() || wanted.iter().any(|n| n == w.name))
+    {
         run(work, &client, &kubeconfig, &podmon).await?;
     }
     Ok(())
 }
 
-async fn run(work: &Work, client: &Client, kubeconfig: &PathBuf, podmon: &PathBuf) -> Result<(), Anything> {
+async fn run(
+    work: &Work,
+    client: &Client,
+    kubeconfig: &PathBuf,
+    podmon: &PathBuf,
+) -> Result<(), Anything> {
     clear(client).await?;
     let folder = std::env::temp_dir().join(format!("podmon-figures-{}", std::process::id()));
     std::fs::create_dir_all(&folder)?;
@@ -91,7 +134,11 @@ async fn run(work: &Work, client: &Client, kubeconfig: &PathBuf, podmon: &PathBu
         .arg(format!("--kubeconfig={}", kubeconfig.display()))
         .arg(format!("--csisock={}", socket.display()))
         .arg(format!("--driver-config-params={}", settings.display()))
-        .args(["--mode=controller", "--leaderelection=false", "--arrayConnectivityPollRate=600"])
+        .args([
+            "--mode=controller",
+            "--leaderelection=false",
+            "--arrayConnectivityPollRate=600",
+        ])
         .env("MY_POD_NAMESPACE", "driver")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -148,16 +195,26 @@ async fn floor(client: &Client, _driver: &Driver) -> Result<Duration, Anything> 
     let volumes: Api<PersistentVolume> = Api::all(client.clone());
     let attachments: Api<VolumeAttachment> = Api::all(client.clone());
     pods.create(&PostParams::default(), &from(json!({"apiVersion":"v1","kind":"Pod","metadata":{"name":"floor"},"spec":{"nodeName":"node-1","terminationGracePeriodSeconds":0,"containers":[{"name":"c","image":"i"}]}}))?).await?;
-    let claim = claims.list(&ListParams::default().limit(1)).await?.items.remove(0);
+    let claim = claims
+        .list(&ListParams::default().limit(1))
+        .await?
+        .items
+        .remove(0);
     let started = Instant::now();
     let node = nodes.get("node-1").await?;
-    pods.list(&ListParams::default().fields("spec.nodeName=node-1")).await?;
+    pods.list(&ListParams::default().fields("spec.nodeName=node-1"))
+        .await?;
     claims.get(&claim.name_any()).await?;
-    volumes.get(&claim.spec.and_then(|s| s.volume_name).unwrap_or_default()).await?;
+    volumes
+        .get(&claim.spec.and_then(|s| s.volume_name).unwrap_or_default())
+        .await?;
     attachments.list(&ListParams::default().limit(250)).await?;
     let patch = json!({"metadata":{"resourceVersion": node.resource_version(), "annotations":{"floor":"1"}}});
-    nodes.patch("node-1", &PatchParams::default(), &Patch::Merge(patch)).await?;
-    pods.delete("floor", &DeleteParams::default().grace_period(0)).await?;
+    nodes
+        .patch("node-1", &PatchParams::default(), &Patch::Merge(patch))
+        .await?;
+    pods.delete("floor", &DeleteParams::default().grace_period(0))
+        .await?;
     Ok(started.elapsed())
 }
 
@@ -166,13 +223,24 @@ async fn fail(client: &Client, index: usize, pods_a_node: usize) -> Result<(), A
     let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
     let name = format!("node-{index}");
     let unknown = json!({"status":{"conditions":[{"type":"Ready","status":"Unknown"}]}});
-    nodes.patch_status(&name, &PatchParams::default(), &Patch::Merge(unknown)).await?;
-    let not_ready = json!({"status":{"phase":"Running","conditions":[{"type":"Ready","status":"False"}]}});
+    nodes
+        .patch_status(&name, &PatchParams::default(), &Patch::Merge(unknown))
+        .await?;
+    let not_ready =
+        json!({"status":{"phase":"Running","conditions":[{"type":"Ready","status":"False"}]}});
     for pod in 0..pods_a_node {
-        pods.patch_status(&format!("pod-{index}-{pod}"), &PatchParams::default(), &Patch::Merge(not_ready.clone())).await?;
+        pods.patch_status(
+            &format!("pod-{index}-{pod}"),
+            &PatchParams::default(),
+            &Patch::Merge(not_ready.clone()),
+        )
+        .await?;
     }
-    let taint = json!({"spec":{"taints":[{"key":"node.kubernetes.io/unreachable","effect":"NoSchedule"}]}});
-    nodes.patch(&name, &PatchParams::default(), &Patch::Merge(taint)).await?;
+    let taint =
+        json!({"spec":{"taints":[{"key":"node.kubernetes.io/unreachable","effect":"NoSchedule"}]}});
+    nodes
+        .patch(&name, &PatchParams::default(), &Patch::Merge(taint))
+        .await?;
     Ok(())
 }
 
@@ -197,13 +265,27 @@ async fn build(work: &Work, client: &Client) -> Result<(), Anything> {
             Ok::<(), Anything>(())
         }
     });
-    made.buffer_unordered(8).collect::<Vec<_>>().await.into_iter().collect::<Result<(), _>>()?;
+    made.buffer_unordered(8)
+        .collect::<Vec<_>>()
+        .await
+        .into_iter()
+        .collect::<Result<(), _>>()?;
     let all = (0..work.failing).flat_map(|node| (0..work.pods_a_node).map(move |pod| (node, pod)));
-    let made = stream::iter(all).map(|(node, pod)| pod_with_volumes(client, node, pod, work.volumes));
-    made.buffer_unordered(8).collect::<Vec<_>>().await.into_iter().collect()
+    let made =
+        stream::iter(all).map(|(node, pod)| pod_with_volumes(client, node, pod, work.volumes));
+    made.buffer_unordered(8)
+        .collect::<Vec<_>>()
+        .await
+        .into_iter()
+        .collect()
 }
 
-async fn pod_with_volumes(client: &Client, node: usize, pod: usize, volumes: usize) -> Result<(), Anything> {
+async fn pod_with_volumes(
+    client: &Client,
+    node: usize,
+    pod: usize,
+    volumes: usize,
+) -> Result<(), Anything> {
     let create = PostParams::default();
     let patch = PatchParams::default();
     let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
@@ -216,13 +298,22 @@ async fn pod_with_volumes(client: &Client, node: usize, pod: usize, volumes: usi
         let claim = claims.create(&create, &from(json!({"apiVersion":"v1","kind":"PersistentVolumeClaim","metadata":{"name":name},"spec":{"accessModes":["ReadWriteOnce"],"storageClassName":"s","volumeName":name,"resources":{"requests":{"storage":"1Gi"}}}}))?).await?;
         persistent.create(&create, &from(json!({"apiVersion":"v1","kind":"PersistentVolume","metadata":{"name":name},"spec":{"accessModes":["ReadWriteOnce"],"storageClassName":"s","capacity":{"storage":"1Gi"},"csi":{"driver":DRIVER,"volumeHandle":format!("h-{name}")},"claimRef":{"namespace":"default","name":name,"uid":claim.uid()}}}))?).await?;
         attachments.create(&create, &from(json!({"apiVersion":"storage.k8s.io/v1","kind":"VolumeAttachment","metadata":{"name":name,"annotations":{"csi.alpha.kubernetes.io/node-id":format!("id-{node}")}},"spec":{"attacher":DRIVER,"nodeName":format!("node-{node}"),"source":{"persistentVolumeName":name}}}))?).await?;
-        attachments.patch_status(&name, &patch, &Patch::Merge(json!({"status":{"attached":true}}))).await?;
-        sources.push(json!({"name":format!("v{volume}"),"persistentVolumeClaim":{"claimName":name}}));
+        attachments
+            .patch_status(
+                &name,
+                &patch,
+                &Patch::Merge(json!({"status":{"attached":true}})),
+            )
+            .await?;
+        sources
+            .push(json!({"name":format!("v{volume}"),"persistentVolumeClaim":{"claimName":name}}));
     }
     let name = format!("pod-{node}-{pod}");
     pods.create(&create, &from(json!({"apiVersion":"v1","kind":"Pod","metadata":{"name":name,"labels":{"podmon.dellemc.com/driver":"csi-vxflexos"}},"spec":{"nodeName":format!("node-{node}"),"containers":[{"name":"c","image":"i"}],"volumes":sources}}))?).await?;
-    let ready = json!({"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}});
-    pods.patch_status(&name, &patch, &Patch::Merge(ready)).await?;
+    let ready =
+        json!({"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}});
+    pods.patch_status(&name, &patch, &Patch::Merge(ready))
+        .await?;
     Ok(())
 }
 
@@ -231,20 +322,32 @@ async fn clear(client: &Client) -> Result<(), Anything> {
     let force = DeleteParams::default().grace_period(0);
     let default = DeleteParams::default();
     let list = ListParams::default();
-    Api::<Pod>::namespaced(client.clone(), "default").delete_collection(&force, &list).await?;
+    Api::<Pod>::namespaced(client.clone(), "default")
+        .delete_collection(&force, &list)
+        .await?;
     let unprotect = Patch::Merge(json!({"metadata":{"finalizers":null}}));
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), "default");
     let volumes: Api<PersistentVolume> = Api::all(client.clone());
     for claim in claims.list(&list).await? {
-        claims.patch(&claim.name_any(), &PatchParams::default(), &unprotect).await?;
+        claims
+            .patch(&claim.name_any(), &PatchParams::default(), &unprotect)
+            .await?;
     }
     for volume in volumes.list(&list).await? {
-        volumes.patch(&volume.name_any(), &PatchParams::default(), &unprotect).await?;
+        volumes
+            .patch(&volume.name_any(), &PatchParams::default(), &unprotect)
+            .await?;
     }
     claims.delete_collection(&default, &list).await?;
     volumes.delete_collection(&default, &list).await?;
-    Api::<VolumeAttachment>::all(client.clone()).delete_collection(&default, &list).await?;
-    Api::<Node>::all(client.clone()).delete_collection(&default, &list).await?;
-    Api::<CSINode>::all(client.clone()).delete_collection(&default, &list).await?;
+    Api::<VolumeAttachment>::all(client.clone())
+        .delete_collection(&default, &list)
+        .await?;
+    Api::<Node>::all(client.clone())
+        .delete_collection(&default, &list)
+        .await?;
+    Api::<CSINode>::all(client.clone())
+        .delete_collection(&default, &list)
+        .await?;
     Ok(())
 }
