@@ -8,11 +8,13 @@ use crate::cluster::NodePatch;
 use crate::cluster::node::Node;
 use crate::controller::decide::evidence;
 use crate::controller::group::{Group, node_ids};
-use crate::controller::refusal::Refusal;
 use crate::controller::step::Step;
 use crate::domain::{AttachmentUid, PodUid, VolumeName};
 use crate::journal::{ArraySight, Cause, Entry, Found, Journal, Phase, VERSION, Volume};
 use crate::taint;
+
+/// So many pods and volumes fit into any journal, whatever their names: it need not be tried.
+const ALWAYS_FITS: usize = 16;
 
 impl Evacuation {
     /// The patch that is due, if any: taint and journal together, computed from the Node as last read.
@@ -33,7 +35,7 @@ impl Evacuation {
         let before = self.current(&node, &found);
         let journal = match self.draft(before.clone(), &node, rules, now) {
             Ok(journal) => journal,
-            Err(first) => return Some(first),
+            Err(first) => return Some(*first),
         };
         let unchanged = journal == before && self.taints(&node, journal.as_ref(), rules).is_none();
         match (&found, unchanged) {
@@ -59,20 +61,20 @@ impl Evacuation {
         node: &Node,
         rules: &Rules,
         now: Moment,
-    ) -> Result<Option<Journal>, Step> {
+    ) -> Result<Option<Journal>, Box<Step>> {
         let fresh = self.is_fresh(now);
         if let Some(open) = journal.as_mut().filter(|journal| journal.is_open()) {
             let vain = self.in_vain(open, rules);
             if !vain.is_empty() && !fresh {
-                return Err(Step::Survey);
+                return Err(Box::new(Step::Survey));
             }
             open.pods.retain(|uid, _| !vain.contains(uid));
             if !vain.is_empty() && open.pods.is_empty() && open.gone.is_empty() {
-                return Err(self.withdraw(node));
+                return Err(Box::new(self.withdraw(node)));
             }
             let (finished, outdated) = self.finished(open, now);
             if outdated {
-                return Err(Step::Survey);
+                return Err(Box::new(Step::Survey));
             }
             open.pods.retain(|uid, _| !finished.contains(uid));
             open.gone.extend(finished);
@@ -83,17 +85,13 @@ impl Evacuation {
         let newcomers = self.newcomers(rules, now);
         if !newcomers.is_empty() && !fresh {
             // What was read before the array was asked is too old to announce by.
-            return Err(Step::Survey);
+            return Err(Box::new(Step::Survey));
         }
         for group in &newcomers {
             let next = self.listed_with(journal.clone(), group, node, rules);
+            // Otherwise it waits until entries are released.
             if next.fits() {
                 journal = Some(next);
-            } else if journal
-                .as_ref()
-                .is_none_or(|journal| journal.pods.is_empty())
-            {
-                self.said_too_large(group);
             }
         }
         if let Some(open) = journal.as_mut().filter(|journal| journal.is_open()) {
@@ -153,12 +151,11 @@ impl Evacuation {
         }
     }
 
-    fn said_too_large(&mut self, group: &Group) {
-        for uid in &group.pods {
-            if self.said.insert(uid.clone(), Refusal::TooLarge) != Some(Refusal::TooLarge) {
-                tracing::warn!(pod = %uid, node = %self.node, "Not evacuated: {}", Refusal::TooLarge);
-            }
-        }
+    /// Whether a journal of its own could not hold the group.
+    pub(super) fn is_too_large(&self, group: &Group, rules: &Rules) -> bool {
+        let node = self.node_object();
+        group.pods.len() + group.volumes.len() > ALWAYS_FITS
+            && node.is_some_and(|node| !self.listed_with(None, group, node, rules).fits())
     }
 
     /// The journal with this group listed; a closed one is opened again under a new id.

@@ -70,6 +70,9 @@ impl Evacuation {
         if let Some(refusal) = &group.refusal {
             return Err(Some(refusal.clone()));
         }
+        if self.is_too_large(group, rules) {
+            return Err(Some(Refusal::TooLarge));
+        }
         let Some(question) = self.question(group) else {
             // No volume of ours: there is nothing to ask the array about.
             return Ok(());
