@@ -229,7 +229,7 @@ impl Running {
             pod.key = key(&sandbox.labels);
             let source = sandbox.annotations.get(SOURCE).map(String::as_str);
             pod.fixed |= matches!(source, Some("file" | "http"));
-            if sandbox.state == PodSandboxState::SandboxReady as i32 {
+            if sandbox.state != PodSandboxState::SandboxNotready as i32 {
                 pod.sandboxes.push(sandbox.id);
             }
         }

@@ -204,7 +204,13 @@ mod cases {
     fn d13_an_inline_volume_of_ours_counts() {
         let mut world = World::new("closed");
         world.mount("orphan", "csi-4f2a");
-        assert!(blocked(world.verdict().blockers(), "VolumePresent"));
+        world.staging_unseen();
+        world.unstaged("handle-pv1");
+        let Verdict::Clean(jobs, blockers) = world.verdict() else {
+            panic!("{:?}", world.verdict())
+        };
+        assert!(blocked(&blockers, "VolumePresent"));
+        assert!(jobs[0].staging.is_empty(), "it is never staged: {jobs:?}");
     }
 
     #[test]

@@ -1,19 +1,22 @@
 //! The steps that change the host, each in a child process: a system call on a dead mount may never return, and a
 //! process that waits in the kernel cannot be killed, only left behind.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
-use tokio::io::AsyncReadExt;
 
 /// The first argument of the child; no flag of podmon's looks like it.
 const CHILD: &str = "\u{1}clear";
+/// Children at most, hung ones included.
+const CHILDREN: usize = 64;
 
 /// One change of the host. None of them is recursive, and what is gone already is a success.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -81,37 +84,74 @@ impl fmt::Display for Step {
     }
 }
 
-/// Runs the step in a child made of `program`, podmon itself; a child that hangs is left behind.
-pub async fn in_child(program: &Path, step: Step, within: Duration) -> Result<(), ClearError> {
+/// Runs steps in children made of one program, podmon itself.
+#[derive(Clone, Debug)]
+pub struct Children {
+    program: PathBuf,
+    within: Duration,
+    /// Steps whose children have not ended; some may never.
+    running: Arc<Mutex<BTreeSet<Step>>>,
+}
+
+impl Children {
+    /// A step that takes longer than `within` counts as hung.
+    pub fn new(program: PathBuf, within: Duration) -> Self {
+        Self {
+            program,
+            within,
+            running: Arc::default(),
+        }
+    }
+
+    fn running(&self) -> MutexGuard<'_, BTreeSet<Step>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs one step. A child that hangs is left behind, and no second one is started for the same step.
+    pub async fn run(&self, step: Step) -> Result<(), ClearError> {
+        let within = self.within;
+        {
+            let mut running = self.running();
+            if running.contains(&step) {
+                return Err(ClearError::Hangs { step, within });
+            }
+            if running.len() >= CHILDREN {
+                let why = format!("{CHILDREN} other steps hang");
+                return Err(ClearError::Failed { step, why });
+            }
+            running.insert(step.clone());
+        }
+        let (this, of) = (self.clone(), step.clone());
+        let ended = tokio::spawn(async move {
+            let ended = child_of(&this.program, &of).await;
+            this.running().remove(&of);
+            ended
+        });
+        match tokio::time::timeout(within, ended).await {
+            Err(_) => Err(ClearError::Hangs { step, within }),
+            Ok(Err(error)) => Err(ClearError::Failed {
+                step,
+                why: error.to_string(),
+            }),
+            Ok(Ok(ended)) => ended.map_err(|why| ClearError::Failed { step, why }),
+        }
+    }
+}
+
+async fn child_of(program: &Path, step: &Step) -> Result<(), String> {
     let (word, path) = step.parts();
-    let failed = |why: String| ClearError::Failed {
-        step: step.clone(),
-        why,
-    };
-    let mut child = tokio::process::Command::new(program)
+    let child = tokio::process::Command::new(program)
         .args([OsStr::new(CHILD), OsStr::new(word), path.as_os_str()])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(|error| failed(error.to_string()))?;
-    let mut said = child.stderr.take();
-    let ended = tokio::time::timeout(within, async {
-        let mut text = String::new();
-        if let Some(said) = &mut said {
-            let _ = said.read_to_string(&mut text).await;
-        }
-        (child.wait().await, text)
-    });
-    match ended.await {
-        Err(_) => Err(ClearError::Hangs { step, within }),
-        Ok((Err(error), _)) => Err(failed(error.to_string())),
-        Ok((Ok(status), _)) if status.success() => Ok(()),
-        Ok((Ok(status), text)) => Err(failed(match text.trim() {
-            "" => status.to_string(),
-            text => text.to_owned(),
-        })),
+        .output()
+        .await
+        .map_err(|error| error.to_string())?;
+    let said = String::from_utf8_lossy(&child.stderr);
+    match (child.status.success(), said.trim()) {
+        (true, _) => Ok(()),
+        (false, "") => Err(child.status.to_string()),
+        (false, said) => Err(said.to_owned()),
     }
 }
 
@@ -155,6 +195,32 @@ mod tests {
         std::os::unix::fs::symlink(&base, &link).unwrap();
         Step::Remove(link.clone()).perform().unwrap();
         assert!(base.exists() && link.symlink_metadata().is_err());
+        std::fs::remove_dir_all(&base).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_hung_child_is_left_behind_and_not_doubled() {
+        let base = std::env::temp_dir().join(format!("podmon-hangs-{}", std::process::id()));
+        std::fs::create_dir_all(&base).unwrap();
+        let program = base.join("hangs");
+        let started = base.join("started");
+        let script = format!("#!/bin/sh\necho >> {}\nexec sleep 5\n", started.display());
+        std::fs::write(&program, script).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&program, mode).unwrap();
+        let children = Children::new(program, Duration::from_millis(1500));
+        for _ in 0..3 {
+            let answer = children.run(Step::Unmount("/mnt".into())).await;
+            assert!(
+                matches!(answer, Err(ClearError::Hangs { .. })),
+                "{answer:?}"
+            );
+        }
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        while !started.exists() && std::time::Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(std::fs::read(&started).unwrap(), b"\n", "one child only");
         std::fs::remove_dir_all(&base).unwrap();
     }
 

@@ -82,6 +82,11 @@ impl History {
         }
     }
 
+    /// For how long nothing about it has changed.
+    pub fn unchanged_for(&self, now: Moment) -> Duration {
+        now - self.since
+    }
+
     /// For how long our taint has been on the node.
     pub fn tainted_for(&self, now: Moment) -> Duration {
         self.taint

@@ -9,7 +9,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::sync::Semaphore;
 
-use super::clear::{self, ClearError, Step};
+use super::clear::{Children, ClearError, Step};
 use super::layout::Layout;
 use super::sight::{self, Seen, Sight, Unseen};
 use crate::cri::{Running, Runtimes};
@@ -21,8 +21,6 @@ const LOOK: Duration = Duration::from_secs(5);
 const RUNTIME: Duration = Duration::from_secs(5);
 /// How long one change may take before it counts as hung.
 const CLEAR: Duration = Duration::from_secs(10);
-/// Hung changes at most that wait in the kernel at once.
-const CHILDREN: usize = 32;
 
 /// What can be asked of a host, and done to it. Every function answers in bounded time.
 #[derive(Clone)]
@@ -67,11 +65,10 @@ impl Host {
         let runtimes = Runtimes::at(machine.sockets);
         let pods = layout.pods();
         let boot = machine.proc.join("sys/kernel/random/boot_id");
-        let program = machine.program;
+        let children = Children::new(machine.program, CLEAR);
         // A look that hangs keeps its place, so that not one more thread is spent on the next.
         let place = Arc::new(Semaphore::new(1));
         let (proc, sys) = (machine.proc, machine.sys);
-        let children = Arc::new(Semaphore::new(CHILDREN));
         Self {
             look: Arc::new(move || {
                 let (layout, proc, sys) = (layout.clone(), proc.clone(), sys.clone());
@@ -101,15 +98,8 @@ impl Host {
                 .boxed()
             }),
             clear: Arc::new(move |step| {
-                let (program, children) = (program.clone(), children.clone());
-                async move {
-                    let Ok(_child) = children.try_acquire() else {
-                        let why = "too many others hang".to_owned();
-                        return Err(ClearError::Failed { step, why });
-                    };
-                    clear::in_child(&program, step, CLEAR).await
-                }
-                .boxed()
+                let children = children.clone();
+                async move { children.run(step).await }.boxed()
             }),
             pulse: Arc::new(move || {
                 let changed = std::fs::metadata(&pods);

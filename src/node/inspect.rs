@@ -196,7 +196,8 @@ impl<'a> Inspection<'a> {
         }
         for pod in self.host.pods.iter().flatten() {
             for volume in pod.volumes.iter().flatten() {
-                if let Whose::Ours(handle) = self.whose(&volume.name, volume.identity.as_ref()) {
+                let whose = self.whose(&volume.name, volume.identity.as_ref());
+                if let (Whose::Ours(handle), false) = (whose, volume.inline) {
                     self.known.insert(volume.name.clone(), handle);
                 }
                 let holds = self.rightful.contains(&pod.uid) || self.alive.contains(&pod.uid);

@@ -17,6 +17,7 @@ const NAMED: usize = 6;
 #[derive(Debug, Default)]
 pub struct Reporter {
     logged: String,
+    logged_at: Moment,
     blocked_since: Option<Moment>,
     event: String,
 }
@@ -35,6 +36,7 @@ impl Reporter {
         if text != self.logged {
             tracing::info!(node = %node.0, "The node stays tainted: {text}");
             self.logged.clone_from(&text);
+            self.logged_at = now;
         }
         if blockers.iter().all(Blocker::passes) && problems.is_empty() {
             self.blocked_since = None;
@@ -54,6 +56,11 @@ impl Reporter {
             format!("podmon keeps its taint on the node: {text}. To do: {advice}"),
         );
         self.event = text;
+    }
+
+    /// For how long the same has been in the way.
+    pub fn unchanged_for(&self, now: Moment) -> Duration {
+        now - self.logged_at
     }
 
     /// Nothing is in the way any more.

@@ -1,6 +1,7 @@
 //! The loop: observe, decide, act. One task owns all state; what may take long runs beside it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -32,24 +33,25 @@ const PULSE: Duration = Duration::from_secs(1);
 const SAFETY: Duration = Duration::from_secs(35);
 /// How soon after one another the pulse may make us read the Node.
 const PULSE_READS: Duration = Duration::from_secs(3);
-/// How often the Node is read while something other than the host must change; the watch is mostly first.
+/// How often the Node is read while it concerns us, at most; the watch is mostly first.
 const AWAITED: Duration = Duration::from_secs(5);
 /// How long a read of the Node may take.
 const READ: Duration = Duration::from_secs(3);
-/// How often the host is looked at while it alone is in the way: soon after a change, and later.
-const LOOKS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(2));
-/// How long after a change the host is looked at often.
-const FRESH: Duration = Duration::from_secs(60);
-/// How old the list of pods may be for a look that decides nothing.
-const PODS: Duration = Duration::from_secs(5);
+/// How often the host is looked at: most often, and least often.
+const LOOKS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+/// Looks, or so, in the time for which nothing has changed.
+const LULL: u32 = 20;
+/// Reads of the Node and of its pods that a look decides nothing by are this many looks apart, and never closer than
+/// [`AWAITED`].
+const READS: u32 = 3;
 /// Tries that a write may need before a Node that changes all the time is met differently.
 const TRIES: usize = 5;
 /// Volumes that are cleared away at once.
 const PARALLEL: usize = 8;
 /// Waiting time after a volume could not be cleared away: doubled from the first to the last.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
-/// How long the driver may take to say what it can do.
-const ABILITIES: Duration = Duration::from_secs(10);
+/// How long the driver may take to say what it can do, and how soon it is asked again.
+const ASK: Duration = Duration::from_secs(5);
 /// How long a write may take.
 const WRITE: Duration = Duration::from_secs(10);
 
@@ -67,7 +69,8 @@ pub struct Keeper {
     history: History,
     identity: Option<Identity>,
     pods: Option<(Moment, Seen<Vec<Pod>>)>,
-    stages: Option<bool>,
+    stages: Arc<OnceLock<bool>>,
+    asking: Option<Moment>,
     pulse: u64,
     reporter: Reporter,
     jobs: JoinSet<Done>,
@@ -115,7 +118,8 @@ impl Keeper {
             read: None,
             history: History::default(),
             pods: None,
-            stages: None,
+            stages: Arc::default(),
+            asking: None,
             reporter: Reporter::default(),
             jobs: JoinSet::new(),
             under_way: BTreeSet::new(),
@@ -175,7 +179,7 @@ impl Keeper {
             self.failed.clear();
             return PULSE;
         }
-        self.learn_abilities().await;
+        self.learn_abilities();
         let truth = self.truth(false).await;
         let verdict = self.decide(&node, recreated, &truth);
         match &verdict {
@@ -185,21 +189,14 @@ impl Keeper {
         if let Verdict::Clean(jobs, _) = verdict.clone() {
             self.start(jobs, &node);
         }
-        self.pace(&verdict)
+        self.pace()
     }
 
-    /// How soon to look again.
-    fn pace(&self, verdict: &Verdict) -> Duration {
-        let fresh = self.history.kubelet_had(self.clock.now()) < FRESH;
-        match verdict {
-            Verdict::Wait(blockers) | Verdict::Clean(_, blockers)
-                if !blockers.iter().all(Blocker::is_local) =>
-            {
-                LOOKS.1
-            }
-            _ if fresh => LOOKS.0,
-            _ => LOOKS.1,
-        }
+    /// How soon to look again: soon after something changed, then less and less often.
+    fn pace(&self) -> Duration {
+        let still = self.history.unchanged_for(self.clock.now());
+        let still = still.min(self.reporter.unchanged_for(self.clock.now()));
+        (still / LULL).clamp(LOOKS.0, LOOKS.1)
     }
 
     /// Reads the Node when it is time to, or when the host shows that the kubelet is at work.
@@ -212,7 +209,7 @@ impl Keeper {
         let interval = match self.read {
             Some((_, false)) => PULSE,
             _ if pulse != self.pulse => PULSE_READS,
-            _ if concerned => AWAITED,
+            _ if concerned => (self.pace() * READS).max(AWAITED),
             _ => SAFETY,
         };
         if self.read.is_some_and(|(last, _)| now - last < interval) {
@@ -280,19 +277,31 @@ impl Keeper {
         self.identity = Some(identity);
     }
 
-    /// Whether the driver stages volumes; asked until it answers.
-    async fn learn_abilities(&mut self) {
-        if self.stages.is_none() {
-            match self.cleaner.driver.stages(ABILITIES).await {
-                Ok(stages) => self.stages = Some(stages),
+    /// Whether the driver stages volumes; asked, beside all else, until it answers.
+    fn learn_abilities(&mut self) {
+        if self.stages.get().is_some()
+            || !self
+                .asking
+                .is_none_or(|last| self.clock.now() - last >= ASK)
+        {
+            return;
+        }
+        self.asking = Some(self.clock.now());
+        let (driver, stages) = (self.cleaner.driver.clone(), self.stages.clone());
+        tokio::spawn(async move {
+            match driver.stages(ASK).await {
+                Ok(answer) => {
+                    let _ = stages.set(answer);
+                }
                 Err(error) => tracing::debug!(%error, "The driver does not say what it can do"),
             }
-        }
+        });
     }
 
     /// Reads pods, runtime and host, in this order; the pods may be a little old if nothing is decided by them.
     async fn truth(&mut self, now: bool) -> Truth {
-        let old = |(read, _): &(Moment, _)| self.clock.now() - *read >= PODS;
+        let age = (self.pace() * READS).max(AWAITED);
+        let old = |(read, _): &(Moment, _)| self.clock.now() - *read >= age;
         if now || self.pods.as_ref().is_none_or(old) {
             let read = self.clock.now();
             let pods = self.cleaner.cluster.pods_on(&self.cleaner.node).await;
@@ -323,7 +332,7 @@ impl Keeper {
             pods: &truth.pods,
             running: &truth.running,
             host: &truth.host,
-            stages: self.stages.unwrap_or(true),
+            stages: self.stages.get().copied().unwrap_or(true),
             unstaged: self.history.all_unstaged(),
         })
     }

@@ -60,6 +60,8 @@ pub struct PodVolume {
     pub identity: Option<Identity>,
     /// The target directory or link: `…/<name>/mount` or `…/volumeDevices/kubernetes.io~csi/<name>`.
     pub target: PathBuf,
+    /// Made for this pod alone by the driver, and never staged.
+    pub inline: bool,
     /// The target is there; a directory that holds only the kubelet's note is not a volume any more.
     pub present: bool,
 }
@@ -128,48 +130,65 @@ impl Staged {
 
 /// Reads everything. It blocks, and hangs if the host's own disk does; it never touches a mounted volume.
 pub fn look(layout: &Layout, proc: &Path, sys: &Path) -> Sight {
-    let mounts = read_mounts(layout, proc);
+    let kubelet = layout.kubelet();
+    let real = fs::canonicalize(kubelet).map_err(|error| Unseen::new(kubelet.display(), error));
+    let table = real.as_ref().map_err(Clone::clone).and_then(|real| {
+        let mounts = read_mounts(proc)?;
+        Ok((real, mounts))
+    });
+    let visible = |directory: &Path| {
+        let (real, mounts) = table.as_ref().map_err(Clone::clone)?;
+        visible(
+            mounts,
+            real,
+            directory.strip_prefix(kubelet).unwrap_or(directory),
+        )
+    };
     Sight {
-        pods: visible(&mounts, layout, &layout.pods()).and_then(|()| pods(layout)),
-        staged: visible(&mounts, layout, &layout.csi()).and_then(|()| staged(layout)),
-        block: visible(&mounts, layout, &layout.block()).and_then(|()| block(layout)),
-        loops: loops(sys),
-        mounts,
+        pods: visible(&layout.pods()).and_then(|()| pods(layout)),
+        staged: visible(&layout.csi()).and_then(|()| staged(layout)),
+        block: visible(&layout.block()).and_then(|()| block(layout)),
+        loops: loops(sys).map(|mut loops| {
+            for device in &mut loops {
+                known_by(kubelet, real.as_deref().ok(), &mut device.backing);
+            }
+            loops
+        }),
+        mounts: table.as_ref().map_err(Clone::clone).map(|(real, mounts)| {
+            let mut mounts = mounts.clone();
+            for mount in &mut mounts {
+                known_by(kubelet, Some(real), &mut mount.point);
+            }
+            mounts
+        }),
     }
 }
 
-/// The mount table, with the kubelet's directory under the name that the kubelet knows it by.
-fn read_mounts(layout: &Layout, proc: &Path) -> Seen<Vec<Mount>> {
+fn read_mounts(proc: &Path) -> Seen<Vec<Mount>> {
     let path = proc.join("self/mountinfo");
     let table = fs::read(&path).map_err(|error| Unseen::new(path.display(), error))?;
-    let mut mounts = mounts::parse(&table).map_err(|error| Unseen::new(path.display(), error))?;
-    let kubelet = layout.kubelet();
-    match fs::canonicalize(kubelet) {
-        Ok(real) if real != kubelet => {
-            for mount in &mut mounts {
-                if let Ok(rest) = mount.point.strip_prefix(&real) {
-                    mount.point = kubelet.join(rest);
-                }
-            }
-            Ok(mounts)
-        }
-        Ok(_) => Ok(mounts),
-        Err(error) => Err(Unseen::new(kubelet.display(), error)),
+    mounts::parse(&table).map_err(|error| Unseen::new(path.display(), error))
+}
+
+/// A path as the kubelet has it, which may know its directory by a link.
+fn known_by(kubelet: &Path, real: Option<&Path>, path: &mut PathBuf) {
+    if let Some(rest) = real.and_then(|real| path.strip_prefix(real).ok()) {
+        *path = kubelet.join(rest);
     }
 }
 
-/// Whether the host's own `directory` shows here, with the mounts that are made below it: not so in a container that
-/// was not given it.
-fn visible(mounts: &Seen<Vec<Mount>>, layout: &Layout, directory: &Path) -> Seen<()> {
-    let mounts = mounts.as_ref().map_err(Clone::clone)?;
+/// Whether the host's own directory, `rest` below the kubelet's, shows here, with the mounts that are made in it: not so
+/// in a container that was not given it.
+fn visible(mounts: &[Mount], kubelet: &Path, rest: &Path) -> Seen<()> {
+    let directory = kubelet.join(rest);
     let unseen = |why| Err(Unseen::new(directory.display(), why));
-    let Some(here) = mounts::covering(mounts, directory) else {
+    let Some(here) = mounts::covering(mounts, &directory) else {
         return unseen("no mount shows it");
     };
-    let pods = mounts::covering(mounts, &layout.pods());
-    let given = here.point.starts_with(layout.kubelet())
-        || pods.is_some_and(|pods| pods.point == here.point && layout.pods().is_dir());
-    if !given {
+    let pods = kubelet.join("pods");
+    let with_pods = mounts::covering(mounts, &pods)
+        .is_some_and(|shows| shows.point == here.point && pods.is_dir());
+    if !here.point.starts_with(kubelet) && !with_pods {
         return unseen("not mounted into this container");
     }
     if !here.propagates {
@@ -197,10 +216,12 @@ fn pod_volumes(pod: &Path) -> Seen<Vec<PodVolume>> {
     for name in names(&mounted)?.unwrap_or_default() {
         let directory = mounted.join(&name);
         let inside = names(&directory)?.unwrap_or_default();
+        let note = note(&directory.join(VOLUME_DATA));
         volumes.push(PodVolume {
             name: VolumeName::from(name),
             kind: Kind::Filesystem,
-            identity: identity(&directory.join(VOLUME_DATA)),
+            inline: note.as_ref().is_some_and(|note| note.inline),
+            identity: note.map(|note| note.identity),
             present: inside.iter().any(|entry| entry == "mount"),
             target: directory.join("mount"),
         });
@@ -211,6 +232,7 @@ fn pod_volumes(pod: &Path) -> Seen<Vec<PodVolume>> {
             target: devices.join(&name),
             name: VolumeName::from(name),
             kind: Kind::Block,
+            inline: false,
             identity: None,
             present: true,
         });
@@ -347,23 +369,42 @@ fn gone(error: &io::Error) -> bool {
         || error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error())
 }
 
+/// What the kubelet notes beside a volume.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Note {
+    identity: Identity,
+    inline: bool,
+}
+
 #[derive(Deserialize)]
 struct VolumeData {
     #[serde(rename = "driverName")]
     driver: String,
     #[serde(rename = "volumeHandle")]
     handle: String,
+    #[serde(rename = "volumeLifecycleMode", default)]
+    lifecycle: Option<String>,
 }
 
 /// The kubelet's note in `file`; `None` if it is missing, unreadable or says nothing.
-fn identity(file: &Path) -> Option<Identity> {
-    parse_identity(&fs::read(file).ok()?)
+fn note(file: &Path) -> Option<Note> {
+    parse_note(&fs::read(file).ok()?)
 }
 
-fn parse_identity(note: &[u8]) -> Option<Identity> {
-    let data: VolumeData = serde_json::from_slice(note).ok()?;
-    (!data.driver.is_empty() && !data.handle.is_empty()).then(|| Identity {
-        driver: data.driver.into(),
-        handle: data.handle.into(),
+fn identity(file: &Path) -> Option<Identity> {
+    note(file).map(|note| note.identity)
+}
+
+fn parse_note(text: &[u8]) -> Option<Note> {
+    let data: VolumeData = serde_json::from_slice(text).ok()?;
+    (!data.driver.is_empty() && !data.handle.is_empty()).then(|| Note {
+        identity: Identity {
+            driver: data.driver.into(),
+            handle: data.handle.into(),
+        },
+        inline: data.lifecycle.as_deref() == Some("Ephemeral"),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -239,6 +239,7 @@ impl World {
         let found = PodVolume {
             name: volume.into(),
             kind: Kind::Filesystem,
+            inline: volume.starts_with("csi-"),
             identity: driver.map(|driver| identity(driver, volume)),
             target: target.clone(),
             present: true,
@@ -319,6 +320,7 @@ impl World {
         let found = PodVolume {
             name: volume.into(),
             kind: Kind::Block,
+            inline: false,
             identity: None,
             target: link.join(volume),
             present: true,
