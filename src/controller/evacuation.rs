@@ -131,7 +131,9 @@ pub struct Evacuation {
     journal: Option<Journal>,
     /// The taint came with our announcement: it was not there before.
     tainted: bool,
-    /// When this term took over a journal that another had begun.
+    /// Listed by an answered patch of this term: for all other entries a fence may have been sent by somebody else.
+    announced: BTreeSet<PodUid>,
+    /// When this term first saw entries of its journal that it did not announce.
     adopted: Option<Moment>,
     fences: Fences,
     asks: BTreeMap<PodUid, Ask>,
@@ -166,6 +168,7 @@ impl Evacuation {
             node_access: Attempt::default(),
             journal: None,
             tainted: false,
+            announced: BTreeSet::new(),
             adopted: None,
             fences: Fences::default(),
             asks: BTreeMap::new(),

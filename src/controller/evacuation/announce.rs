@@ -110,11 +110,13 @@ impl Evacuation {
     pub(super) fn in_vain(&self, open: &Journal, rules: &Rules) -> BTreeSet<PodUid> {
         let node = self.survey.as_ref().and_then(|survey| survey.node.as_ref());
         let healthy = node.is_some_and(|node| evidence(node, rules.array_lost).is_none());
-        if !healthy || self.adopted.is_some() || open.by != rules.by {
+        if !healthy || open.by != rules.by {
             return BTreeSet::new();
         }
         let begun = |uid: &PodUid, entry: &Entry| {
-            self.leaving.contains_key(uid) || entry.volumes.iter().any(|v| self.fences.sent(v))
+            !self.announced.contains(uid)
+                || self.leaving.contains_key(uid)
+                || entry.volumes.iter().any(|v| self.fences.sent(v))
         };
         // Members of a group share volumes, so that one fence keeps all of them listed.
         let entries = open.pods.iter().filter(|(uid, entry)| begun(uid, entry));

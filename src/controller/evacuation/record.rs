@@ -27,7 +27,7 @@ impl Evacuation {
                     self.outdated = None;
                 }
                 self.surveyed = now;
-                self.take_survey(survey, by);
+                self.take_survey(survey, by, now);
             }
             Outcome::Survey(Err(error)) => {
                 tracing::warn!(node = %self.node, %error, "The node could not be looked at; trying again");
@@ -131,7 +131,7 @@ impl Evacuation {
         }
     }
 
-    fn take_survey(&mut self, mut survey: Survey, by: &str) {
+    fn take_survey(&mut self, mut survey: Survey, by: &str, now: Moment) {
         survey.pods.retain(|uid, _| !self.departed.contains(uid));
         survey.uses.retain(|uid, _| !self.departed.contains(uid));
         survey
@@ -139,7 +139,7 @@ impl Evacuation {
             .retain(|uid, _| !self.detached.contains(uid));
         let at = survey.at;
         self.survey = Some(survey);
-        self.take_journal(by);
+        self.take_journal(by, now);
         if self.struck().is_empty() {
             // Nobody was on it: what comes later finds it published anew.
             self.struck.retain(|_, since| *since > at);
@@ -160,17 +160,21 @@ impl Evacuation {
             // What was read of the pods may be older than that.
             self.outdate(now);
         }
-        self.take_journal(by);
+        self.take_journal(by, now);
     }
 
     /// Goes by the journal that stands on the Node; by memory only where somebody took it away.
-    fn take_journal(&mut self, by: &str) {
+    fn take_journal(&mut self, by: &str, now: Moment) {
         let Some(survey) = &self.survey else { return };
         let Some(node) = &survey.node else { return };
         match node.read_journal() {
             Found::Journal(journal) if journal.is_open() => {
                 if journal.by != by && self.journal.as_ref().is_some_and(|known| known.by == by) {
                     tracing::warn!(node = %self.node, by = %journal.by, "Another podmon took over the evacuation");
+                }
+                let ours = journal.by == by;
+                if ours && journal.pods.keys().any(|uid| !self.announced.contains(uid)) {
+                    self.adopted.get_or_insert(now);
                 }
                 self.journal = Some(journal);
             }
@@ -205,7 +209,10 @@ impl Evacuation {
                     && theirs.by != by
                 {
                     tracing::info!(node = %self.node, before = %theirs.by, id = %theirs.id, "Took over an evacuation");
-                    self.adopted = Some(at);
+                } else if let Found::Journal(journal) = node.read_journal() {
+                    let known = self.listed();
+                    let new = journal.pods.into_keys().filter(|uid| !known.contains(uid));
+                    self.announced.extend(new);
                 }
                 let untainted = self
                     .node_object()
@@ -216,7 +223,7 @@ impl Evacuation {
                     survey.node = Some(node);
                 }
                 self.node_read = at;
-                self.take_journal(by);
+                self.take_journal(by, now);
                 if let Some(journal) = &self.journal {
                     self.struck
                         .retain(|volume, _| !journal.volumes.contains_key(volume));
@@ -255,6 +262,7 @@ impl Evacuation {
                 self.releases.clear();
                 self.leaving.clear();
                 self.detaching.clear();
+                self.announced.clear();
                 self.adopted = None;
             }
             _ => {}
@@ -271,7 +279,7 @@ impl Evacuation {
                 };
                 survey.node = Some(node);
                 self.node_read = at;
-                self.take_journal(by);
+                self.take_journal(by, now);
             }
             Err(Refused::Forbidden) => {
                 self.in_use_forbidden = true;
