@@ -76,6 +76,10 @@ pub struct Arguments {
     /// `--stormGuard`.
     pub storm_guard: Limit,
     pub out_of_service_release: bool,
+    /// The kubelet's directory.
+    pub kubelet_root: PathBuf,
+    pub lazy_unmount: bool,
+    pub stop_zombies: bool,
     /// `--driver-config-params`.
     pub settings_file: PathBuf,
     /// Time between two connectivity polls, where the configuration file says nothing.
@@ -141,6 +145,9 @@ impl Arguments {
                 .filter(|path| !path.is_empty())
                 .map(str::to_owned),
             ignore_volumeless_pods: parsed.boolean(&flags::IGNORE_VOLUMELESS_PODS),
+            kubelet_root: present(&flags::KUBELET_ROOT, &parsed)?.into(),
+            lazy_unmount: parsed.boolean(&flags::LAZY_UNMOUNT),
+            stop_zombies: parsed.boolean(&flags::STOP_ZOMBIES),
             detect_only: parsed.boolean(&flags::DETECT_ONLY),
             pause: parsed.boolean(&flags::PAUSE),
             storm_guard: parsed.text(&flags::STORM_GUARD).parse()?,

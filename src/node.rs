@@ -7,6 +7,8 @@
 pub mod blocker;
 pub mod cleanup;
 pub mod clear;
+pub mod detached;
+mod device;
 pub mod history;
 pub mod host;
 pub mod identity;
@@ -18,8 +20,6 @@ pub mod report;
 pub mod requalify;
 mod serve;
 pub mod sight;
-
-use std::path::PathBuf;
 
 use kube::Api;
 use kube::runtime::watcher;
@@ -38,9 +38,10 @@ use crate::environment::NoNodeName;
 use crate::names::{Names, Profile};
 
 use self::cleanup::Cleaner;
+use self::detached::Detachments;
 use self::host::{Host, Machine};
 use self::identity::Store;
-use self::layout::{KUBELET, Layout};
+use self::layout::Layout;
 use self::serve::Keeper;
 
 /// Changes of the Node that wait to be taken in at most.
@@ -68,6 +69,7 @@ pub struct Parts {
     pub layout: Layout,
     pub host: Host,
     pub store: Store,
+    pub detachments: Detachments,
 }
 
 /// Runs on this machine; returns only when it cannot go on. Leader election is not for nodes, whatever the flag says:
@@ -88,7 +90,7 @@ async fn start(configuration: &Configuration) -> Result<Parts, Ended> {
     let driver_path = arguments.driver_path.as_deref();
     let names = Names::new(Profile::choose(driver_path), name, driver_path);
     let layout = Layout::new(
-        PathBuf::from(KUBELET),
+        arguments.kubelet_root.clone(),
         Profile::choose(driver_path),
         names.driver.clone(),
         configuration.environment.private_mount_dir.clone(),
@@ -101,6 +103,7 @@ async fn start(configuration: &Configuration) -> Result<Parts, Ended> {
         host: Host::machine(Machine::default(), layout.clone()),
         layout,
         store: Store::beside(&arguments.csi_socket),
+        detachments: Detachments::beside(&arguments.csi_socket),
     })
 }
 
@@ -131,9 +134,17 @@ pub async fn serve(configuration: Configuration, parts: Parts) -> Ended {
         host: parts.host,
         node: name,
         profile: Profile::choose(arguments.driver_path.as_deref()),
-        lazily: false,
+        detachments: parts.detachments,
+        lazily: arguments.lazy_unmount,
     };
-    let keeper = Keeper::new(cleaner, parts.layout, parts.clock, parts.store, events);
+    let keeper = Keeper::new(
+        cleaner,
+        parts.layout,
+        parts.clock,
+        parts.store,
+        events,
+        arguments.stop_zombies,
+    );
     tokio::select! {
         () = keeper.run(changes) => Ended::Watch,
         () = watching => Ended::Watch,

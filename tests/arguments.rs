@@ -149,6 +149,9 @@ fn defaults_of_the_contract() {
             pause: false,
             storm_guard: Limit::Percent(50),
             out_of_service_release: false,
+            kubelet_root: "/var/lib/kubelet".into(),
+            lazy_unmount: false,
+            stop_zombies: false,
             settings_file: "resources/driver-config-params.yaml".into(),
             poll_rate: Duration::from_secs(15),
             connection_loss_threshold: NonZeroU32::new(3).unwrap(),
@@ -195,6 +198,11 @@ fn every_flag_in_every_form_reaches_its_value() {
         ("outOfServiceRelease", "T", |a| {
             a.out_of_service_release.to_string()
         }),
+        ("kubeletRoot", "/data/kubelet", |a| {
+            a.kubelet_root.display().to_string()
+        }),
+        ("lazyUnmount", "t", |a| a.lazy_unmount.to_string()),
+        ("stopZombies", "t", |a| a.stop_zombies.to_string()),
         ("ignoreVolumelessPods", "TRUE", |a| {
             a.ignore_volumeless_pods.to_string()
         }),
@@ -216,6 +224,9 @@ fn every_flag_in_every_form_reaches_its_value() {
         "true",
         "true",
         "3",
+        "true",
+        "/data/kubelet",
+        "true",
         "true",
         "true",
     ];

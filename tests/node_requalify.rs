@@ -300,6 +300,20 @@ mod cases {
     }
 
     #[test]
+    fn a_detached_file_system_counts_until_it_is_closed() {
+        let mut world = World::new("closed");
+        world.detached = Ok(vec![podmon::node::detached::Detached {
+            path: "/mnt".into(),
+            device: (8, 16),
+            source: "/dev/sdb".into(),
+            boot: None,
+        }]);
+        assert!(blocked(world.verdict().blockers(), "Detached"));
+        world.detached = Err(podmon::node::sight::Unseen::new("notes", "malformed"));
+        assert!(blocked(world.verdict().blockers(), "Unseen"));
+    }
+
+    #[test]
     fn a_private_mount_of_the_driver_counts() {
         let mut world = World::new("closed");
         world.mounted_at("/var/lib/kubelet/plugins/driver/disks/handle-pv1");

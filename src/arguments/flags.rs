@@ -57,13 +57,16 @@ pub const FLAGS: &[Declaration] = &[
     text(DRIVER_POD_LABEL_VALUE),
     boolean(IGNORE_VOLUMELESS_PODS),
     text(KUBECONFIG),
+    text(KUBELET_ROOT),
     text(LABEL_KEY),
     text(LABEL_VALUE),
+    boolean(LAZY_UNMOUNT),
     boolean(LEADER_ELECTION),
     text(MODE),
     boolean(OUT_OF_SERVICE_RELEASE),
     boolean(PAUSE),
     boolean(SKIP_ARRAY_CONNECTION_VALIDATION),
+    boolean(STOP_ZOMBIES),
     text(STORM_GUARD),
 ];
 
@@ -121,6 +124,12 @@ pub const KUBECONFIG: Flag<&str> = Flag {
     meaning: "kubeconfig file; without it the service account of the pod is used",
 };
 
+pub const KUBELET_ROOT: Flag<&str> = Flag {
+    name: "kubeletRoot",
+    default: "/var/lib/kubelet",
+    meaning: "the kubelet's directory, as mounted into this container (node)",
+};
+
 pub const LABEL_KEY: Flag<&str> = Flag {
     name: "labelkey",
     default: "podmon.dellemc.com/driver",
@@ -131,6 +140,12 @@ pub const LABEL_VALUE: Flag<&str> = Flag {
     name: "labelvalue",
     default: "csi-vxflexos",
     meaning: "label value of protected pods",
+};
+
+pub const LAZY_UNMOUNT: Flag<bool> = Flag {
+    name: "lazyUnmount",
+    default: false,
+    meaning: "detach what is busy of an evacuated pod's volume; the node stays tainted until its device is provably closed, for NFS until the next boot (node)",
 };
 
 pub const LEADER_ELECTION: Flag<bool> = Flag {
@@ -167,6 +182,12 @@ pub const PAUSE: Flag<bool> = Flag {
     name: "pause",
     default: false,
     meaning: "begin no evacuation; those that have begun go on (controller)",
+};
+
+pub const STOP_ZOMBIES: Flag<bool> = Flag {
+    name: "stopZombies",
+    default: false,
+    meaning: "stop containers of evacuated pods that the kubelet leaves running (node)",
 };
 
 pub const STORM_GUARD: Flag<&str> = Flag {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::sight::Unseen;
+use crate::cri::Alive;
 use crate::domain::{Incarnation, PodKey, PodUid, VolumeName};
 use crate::journal::Defect;
 
@@ -32,8 +33,7 @@ pub enum Blocker {
     Sandbox(Zombie),
     Container {
         pod: Zombie,
-        name: String,
-        state: &'static str,
+        container: Alive,
     },
     /// In the kubelet's own time, anything of such a pod on the disk.
     PodDirectory(PodUid),
@@ -65,6 +65,11 @@ pub enum Blocker {
     StagingUnseen {
         volume: VolumeName,
         unseen: Unseen,
+    },
+    /// Detached on the operator's word, and not provably closed.
+    Detached {
+        path: PathBuf,
+        source: String,
     },
     Unseen(Unseen),
 }
@@ -110,6 +115,7 @@ impl Blocker {
             Self::BlockDevice { .. } => "BlockDevice",
             Self::LoopDevice { .. } => "LoopDevice",
             Self::StagingUnseen { .. } => "StagingUnseen",
+            Self::Detached { .. } => "Detached",
             Self::Unseen(_) => "Unseen",
         }
     }
@@ -142,6 +148,7 @@ impl Blocker {
                 | Self::BlockDevice { .. }
                 | Self::LoopDevice { .. }
                 | Self::StagingUnseen { .. }
+                | Self::Detached { .. }
                 | Self::Unseen(_)
         )
     }
@@ -171,6 +178,7 @@ impl Blocker {
             | Self::BlockDevice { .. }
             | Self::LoopDevice { .. } => "find out what keeps it busy, or reboot the node",
             Self::VolumeUnknown { .. } => "remove it after a look at it, or reboot the node",
+            Self::Detached { .. } => "find out what holds it and end that, or reboot the node",
             Self::StagingUnseen { .. } => "look at the driver on this node",
             Self::Unseen(_) => "make it visible to podmon: see the volume mounts of its container",
         }
@@ -197,8 +205,12 @@ impl fmt::Display for Blocker {
                 )
             }
             Self::Sandbox(pod) => write!(f, "the sandbox of pod {pod} is alive"),
-            Self::Container { pod, name, state } => {
-                write!(f, "container {name} of pod {pod} is {state}")
+            Self::Container { pod, container } => {
+                write!(
+                    f,
+                    "container {} of pod {pod} is {}",
+                    container.name, container.state
+                )
             }
             Self::PodDirectory(pod) => write!(f, "the kubelet has not yet removed pod {pod}"),
             Self::VolumePresent { pod, volume } => {
@@ -223,6 +235,11 @@ impl fmt::Display for Blocker {
             Self::StagingUnseen { volume, unseen } => {
                 write!(f, "whether volume {volume} is staged is unknown: {unseen}")
             }
+            Self::Detached { path, source } => write!(
+                f,
+                "{source}, detached from {} while it was busy, may still be written to",
+                path.display()
+            ),
             Self::Unseen(unseen) => write!(f, "cannot see {unseen}"),
         }
     }

@@ -5,8 +5,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::clear::{ClearError, Step};
+use super::detached::{Detached, Detachments};
 use super::host::Host;
 use super::inspect::{Job, Target};
+use super::mounts::Mount;
 use super::sight::{Kind, Unseen};
 use crate::cluster::pod::{Pod, Source};
 use crate::cluster::{Cluster, ClusterError};
@@ -48,6 +50,7 @@ pub struct Cleaner {
     pub host: Host,
     pub node: NodeName,
     pub profile: Profile,
+    pub detachments: Detachments,
     /// Detach what is busy, on the operator's word.
     pub lazily: bool,
 }
@@ -120,26 +123,29 @@ impl Cleaner {
         for _ in 0..STACKED {
             let mounts = (self.host.look)().await.mounts?;
             let mut below: Vec<_> = mounts
-                .iter()
+                .into_iter()
                 .filter(|mount| mount.point.starts_with(path))
-                .map(|mount| mount.point.clone())
                 .collect();
             below.sort();
             if below.is_empty() {
                 return Ok(());
             }
-            for point in below.into_iter().rev() {
-                let step = Step::Unmount(point.clone());
-                match (self.host.clear)(step).await {
-                    Err(_) if self.lazily => {
-                        (self.host.clear)(Step::UnmountLazily(point)).await?;
-                    }
+            for mount in below.into_iter().rev() {
+                match (self.host.clear)(Step::Unmount(mount.point.clone())).await {
+                    Err(_) if self.lazily => self.detach(mount).await?,
                     other => other?,
                 }
             }
         }
         let why = "something mounts it again and again";
         Err(Unseen::new(path.display(), why).into())
+    }
+
+    async fn detach(&self, mount: Mount) -> Result<(), CleanupError> {
+        let detached = Detached::of(&mount, (self.host.boot)());
+        self.detachments.note(detached)?;
+        tracing::warn!(path = %mount.point.display(), source = mount.source, "Detaching what is busy, as --lazyUnmount allows");
+        Ok((self.host.clear)(Step::UnmountLazily(mount.point)).await?)
     }
 
     async fn remove(&self, path: &Path) -> Result<(), CleanupError> {

@@ -10,15 +10,18 @@ use futures::future::BoxFuture;
 use tokio::sync::Semaphore;
 
 use super::clear::{Children, ClearError, Step};
+use super::device;
 use super::layout::Layout;
 use super::sight::{self, Seen, Sight, Unseen};
-use crate::cri::{Running, Runtimes};
+use crate::cri::{Alive, Running, Runtimes};
 use crate::domain::BootId;
 
 /// How long a look at the disk may take.
 const LOOK: Duration = Duration::from_secs(5);
 /// How long a runtime may take to answer.
 const RUNTIME: Duration = Duration::from_secs(5);
+/// How long a runtime may take to stop a container.
+const STOP: Duration = Duration::from_secs(30);
 /// How long one change may take before it counts as hung.
 const CLEAR: Duration = Duration::from_secs(10);
 
@@ -31,6 +34,10 @@ pub struct Host {
     pub running: Arc<dyn Fn() -> BoxFuture<'static, Seen<Running>> + Send + Sync>,
     /// Changes something.
     pub clear: Arc<dyn Fn(Step) -> BoxFuture<'static, Result<(), ClearError>> + Send + Sync>,
+    /// Whether nothing holds the block device of these numbers: it can be opened exclusively.
+    pub closed: Arc<dyn Fn((u32, u32)) -> BoxFuture<'static, Seen<bool>> + Send + Sync>,
+    /// Stops a container at once.
+    pub stop: Arc<dyn Fn(Alive) -> BoxFuture<'static, Seen<()>> + Send + Sync>,
     /// Differs whenever the kubelet has made or removed a pod's directory: a hint, cheap enough to ask every second.
     pub pulse: Arc<dyn Fn() -> u64 + Send + Sync>,
     /// The kernel's boot id, if it can be read.
@@ -42,6 +49,7 @@ pub struct Host {
 pub struct Machine {
     pub proc: PathBuf,
     pub sys: PathBuf,
+    pub dev: PathBuf,
     /// Where container runtimes may listen.
     pub sockets: Vec<PathBuf>,
     /// podmon's own binary, for the children.
@@ -53,6 +61,7 @@ impl Default for Machine {
         Self {
             proc: "/proc".into(),
             sys: "/sys".into(),
+            dev: "/dev".into(),
             sockets: crate::cri::SOCKETS.iter().map(PathBuf::from).collect(),
             program: "/proc/self/exe".into(),
         }
@@ -69,6 +78,7 @@ impl Host {
         // A look that hangs keeps its place, so that not one more thread is spent on the next.
         let place = Arc::new(Semaphore::new(1));
         let (proc, sys) = (machine.proc, machine.sys);
+        let (devices, stopping) = (sys.clone(), runtimes.clone());
         Self {
             look: Arc::new(move || {
                 let (layout, proc, sys) = (layout.clone(), proc.clone(), sys.clone());
@@ -100,6 +110,26 @@ impl Host {
             clear: Arc::new(move |step| {
                 let children = children.clone();
                 async move { children.run(step).await }.boxed()
+            }),
+            closed: Arc::new(move |device| {
+                let (sys, dev) = (devices.clone(), machine.dev.clone());
+                async move {
+                    let open =
+                        tokio::task::spawn_blocking(move || device::closed(&sys, &dev, device));
+                    match tokio::time::timeout(LOOK, open).await {
+                        Ok(Ok(answer)) => answer,
+                        _ => Err(Unseen::new("block device", "it does not answer")),
+                    }
+                }
+                .boxed()
+            }),
+            stop: Arc::new(move |container| {
+                let runtimes = stopping.clone();
+                async move {
+                    let stopped = runtimes.stop(&container, STOP).await;
+                    stopped.map_err(|error| Unseen::new("container runtime", error))
+                }
+                .boxed()
             }),
             pulse: Arc::new(move || {
                 let changed = std::fs::metadata(&pods);

@@ -86,6 +86,13 @@ pub fn inspect(situation: &Situation, journal: Option<&Journal>) -> Findings {
             }
         }
     }
+    match situation.detached {
+        Err(unseen) => blockers.push(Blocker::Unseen(unseen.clone())),
+        Ok(detached) => blockers.extend(detached.iter().map(|detached| Blocker::Detached {
+            path: detached.path.clone(),
+            source: detached.source.clone(),
+        })),
+    }
     let mut inspection = Inspection {
         situation,
         journal,
@@ -174,8 +181,7 @@ impl<'a> Inspection<'a> {
             for container in &pod.containers {
                 self.blockers.push(Blocker::Container {
                     pod: zombie.clone(),
-                    name: container.name.clone(),
-                    state: container.state,
+                    container: container.clone(),
                 });
             }
         }

@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::blocker::Blocker;
+use super::detached::Detached;
 use super::inspect::{Findings, Job, inspect};
 use super::layout::Layout;
 use super::sight::{Seen, Sight};
 use crate::cluster::node::Node;
 use crate::cluster::pod::Pod;
-use crate::cri::Running;
+use crate::cri::{Alive, Running};
 use crate::domain::{PodUid, VolumeHandle};
 use crate::journal::{ArraySight, Found};
 use crate::names::Names;
@@ -35,6 +36,8 @@ pub struct Situation<'a> {
     pub pods: &'a Seen<Vec<Pod>>,
     pub running: &'a Seen<Running>,
     pub host: &'a Sight,
+    /// File systems that were detached while they were busy, and may still be written to.
+    pub detached: &'a Seen<Vec<Detached>>,
     /// The driver stages volumes; unknown counts as yes.
     pub stages: bool,
     /// Volumes that the driver has unstaged, by its own word, since this evacuation was closed.
@@ -151,6 +154,27 @@ fn may_clean(situation: &Situation, found: &Found) -> bool {
         Found::Unreadable(_) => false,
     };
     settled && node.ready && !node.unreachable() && situation.kubelet_had >= KUBELET_FIRST
+}
+
+/// Containers that may be stopped by us if the operator allows it: of incarnations that the journal has released, and
+/// that the kubelet has left running for all of its time.
+pub fn zombies(situation: &Situation, verdict: &Verdict) -> Vec<Alive> {
+    let found = situation.node.read_journal();
+    let Found::Journal(journal) = &found else {
+        return Vec::new();
+    };
+    if !may_clean(situation, &found) {
+        return Vec::new();
+    }
+    let mut zombies = Vec::new();
+    for blocker in verdict.blockers() {
+        if let Blocker::Container { pod, container } = blocker
+            && journal.gone.contains(&pod.uid)
+        {
+            zombies.push(container.clone());
+        }
+    }
+    zombies
 }
 
 fn recreated(situation: &Situation) -> Verdict {

@@ -9,13 +9,14 @@ use tokio::task::JoinSet;
 
 use super::blocker::Blocker;
 use super::cleanup::{Cleaner, CleanupError};
+use super::detached::Detached;
 use super::history::History;
 use super::identity::{Identity, Store};
 use super::inspect::Job;
 use super::layout::Layout;
 use super::patch;
 use super::report::Reporter;
-use super::requalify::{Situation, Verdict, requalify};
+use super::requalify::{Situation, Verdict, requalify, zombies};
 use super::sight::{Seen, Sight, Unseen};
 use crate::clock::{Clock, Moment};
 use crate::cluster::ClusterError;
@@ -23,7 +24,7 @@ use crate::cluster::event::{Events, Severity};
 use crate::cluster::node::Node;
 use crate::cluster::pod::Pod;
 use crate::cluster::watch::Change;
-use crate::cri::Running;
+use crate::cri::{Alive, Running};
 use crate::domain::{PodUid, VolumeHandle};
 use crate::journal::Found;
 
@@ -76,6 +77,10 @@ pub struct Keeper {
     jobs: JoinSet<Done>,
     under_way: BTreeSet<VolumeHandle>,
     failed: BTreeMap<VolumeHandle, Failed>,
+    /// The operator allows it.
+    stop_zombies: bool,
+    stopping: BTreeSet<Alive>,
+    stops: JoinSet<Alive>,
 }
 
 /// A volume that could not be cleared away.
@@ -96,6 +101,7 @@ struct Truth {
     pods: Seen<Vec<Pod>>,
     running: Seen<Running>,
     host: Sight,
+    detached: Seen<Vec<Detached>>,
 }
 
 impl Keeper {
@@ -105,6 +111,7 @@ impl Keeper {
         clock: Clock,
         store: Store,
         events: Events,
+        stop_zombies: bool,
     ) -> Self {
         Self {
             identity: store.load(),
@@ -124,6 +131,9 @@ impl Keeper {
             jobs: JoinSet::new(),
             under_way: BTreeSet::new(),
             failed: BTreeMap::new(),
+            stop_zombies,
+            stopping: BTreeSet::new(),
+            stops: JoinSet::new(),
         }
     }
 
@@ -140,6 +150,9 @@ impl Keeper {
                     }
                 }
                 Some(done) = self.jobs.join_next() => self.cleared(done),
+                Some(Ok(container)) = self.stops.join_next() => {
+                    self.stopping.remove(&container);
+                }
                 () = tokio::time::sleep(pause) => {}
             }
         }
@@ -189,7 +202,32 @@ impl Keeper {
         if let Verdict::Clean(jobs, _) = verdict.clone() {
             self.start(jobs, &node);
         }
+        if self.stop_zombies {
+            let zombies = zombies(&self.situation(&node, recreated, &truth), &verdict);
+            self.stop(zombies);
+        }
         self.pace()
+    }
+
+    /// Stops containers that the kubelet left running, on the operator's word.
+    fn stop(&mut self, zombies: Vec<Alive>) {
+        for container in zombies {
+            if !self.stopping.insert(container.clone()) {
+                continue;
+            }
+            tracing::warn!(
+                container = container.name,
+                id = container.id,
+                "Stopping a container of an evacuated pod, as --stopZombies allows"
+            );
+            let stop = self.cleaner.host.stop.clone();
+            self.stops.spawn(async move {
+                if let Err(error) = stop(container.clone()).await {
+                    tracing::warn!(%error, "The container cannot be stopped; trying again");
+                }
+                container
+            });
+        }
     }
 
     /// How soon to look again: soon after something changed, then less and less often.
@@ -317,12 +355,29 @@ impl Keeper {
             pods,
             running: (self.cleaner.host.running)().await,
             host: (self.cleaner.host.look)().await,
+            detached: self.detached().await,
         }
     }
 
-    fn decide(&self, node: &Node, recreated: bool, truth: &Truth) -> Verdict {
+    /// What was detached and may still be written to; what cannot any more is struck out.
+    async fn detached(&self) -> Seen<Vec<Detached>> {
+        let boot = (self.cleaner.host.boot)();
+        let (mut open, mut ended) = (Vec::new(), Vec::new());
+        for detached in self.cleaner.detachments.all()? {
+            let closed = detached.ended_by(boot.as_ref())
+                || (detached.has_device()
+                    && (self.cleaner.host.closed)(detached.device).await == Ok(true));
+            if closed { &mut ended } else { &mut open }.push(detached);
+        }
+        if !ended.is_empty() {
+            self.cleaner.detachments.forget(&ended)?;
+        }
+        Ok(open)
+    }
+
+    fn situation<'a>(&'a self, node: &'a Node, recreated: bool, truth: &'a Truth) -> Situation<'a> {
         let now = self.clock.now();
-        requalify(&Situation {
+        Situation {
             names: self.cleaner.cluster.names(),
             layout: &self.layout,
             node,
@@ -332,9 +387,14 @@ impl Keeper {
             pods: &truth.pods,
             running: &truth.running,
             host: &truth.host,
+            detached: &truth.detached,
             stages: self.stages.get().copied().unwrap_or(true),
             unstaged: self.history.all_unstaged(),
-        })
+        }
+    }
+
+    fn decide(&self, node: &Node, recreated: bool, truth: &Truth) -> Verdict {
+        requalify(&self.situation(node, recreated, truth))
     }
 
     /// Decides anew by fresh reads, the Node before everything else, and writes what follows with that Node's version.

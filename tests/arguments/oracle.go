@@ -40,6 +40,9 @@ func flags() *flag.FlagSet {
 	set.Bool("ignoreVolumelessPods", false, "MEANING")
 	set.Bool("detectOnly", false, "MEANING")
 	set.Bool("outOfServiceRelease", false, "MEANING")
+	set.String("kubeletRoot", "/var/lib/kubelet", "MEANING")
+	set.Bool("lazyUnmount", false, "MEANING")
+	set.Bool("stopZombies", false, "MEANING")
 	set.Bool("pause", false, "MEANING")
 	set.String("stormGuard", "50%", "MEANING")
 	return set

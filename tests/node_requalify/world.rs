@@ -10,6 +10,7 @@ use podmon::cri::{Running, RunningPod};
 use podmon::domain::{DriverName, Incarnation, PodKey, PodUid, VolumeHandle, VolumeName};
 use podmon::names::{Names, Profile};
 use podmon::node::blocker::Blocker;
+use podmon::node::detached::Detached;
 use podmon::node::layout::{KUBELET, Layout, hash};
 use podmon::node::mounts::Mount;
 use podmon::node::requalify::{Situation, Verdict, requalify};
@@ -32,6 +33,7 @@ pub struct World {
     running: Seen<Running>,
     host: Sight,
     unstaged: BTreeSet<VolumeHandle>,
+    pub detached: Seen<Vec<Detached>>,
 }
 
 pub fn blocked(blockers: &[Blocker], kind: &str) -> bool {
@@ -72,6 +74,7 @@ impl World {
                 loops: Ok(Vec::new()),
             },
             unstaged: BTreeSet::new(),
+            detached: Ok(Vec::new()),
         };
         world.tainted(true);
         world.journal(journal);
@@ -89,6 +92,7 @@ impl World {
             pods: &self.pods,
             running: &self.running,
             host: &self.host,
+            detached: &self.detached,
             stages: self.stages,
             unstaged: &self.unstaged,
         })

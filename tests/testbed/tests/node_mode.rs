@@ -248,6 +248,43 @@ async fn a_busy_mount_is_never_detached_lazily() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn with_the_flag_what_is_busy_is_detached_and_counts_until_its_device_is_closed() {
+    use podmon::node::clear::Step;
+    let mut bench = Bench::new("lazy").await;
+    bench.stop();
+    bench.start_with(&["--lazyUnmount=true"]);
+    bench.host.mount("old", "pv1");
+    let inner = bench.host.target("old", "pv1").join("inner");
+    bench.host.mount_at(&inner);
+    bench.host.busy(inner.clone());
+    bench.evacuated("closed", &["pv1"]).await;
+    bench.stays_tainted(120).await;
+    assert!(bench.host.steps().contains(&Step::UnmountLazily(inner)));
+    assert!(
+        !bench.host.mounted(&bench.host.staging("pv1")),
+        "all is unmounted"
+    );
+    // Also in the next life of the process.
+    bench.stop();
+    bench.start();
+    bench.stays_tainted(120).await;
+    bench.host.close_devices();
+    bench.lifted().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_the_flag_a_zombie_that_the_kubelet_leaves_is_stopped() {
+    let mut bench = Bench::new("stop").await;
+    bench.host.run("old", "db-0");
+    bench.evacuated("closed", &["pv1"]).await;
+    bench.stays_tainted(120).await;
+    bench.stop();
+    bench.start_with(&["--stopZombies=true"]);
+    let took = bench.lifted().await;
+    assert!(took >= Duration::from_secs(20), "the kubelet goes first");
+}
+
+#[tokio::test(start_paused = true)]
 async fn l12_a_taint_taken_away_too_early_is_put_back() {
     let bench = Bench::new("l12").await;
     bench.host.run("old", "db-0");

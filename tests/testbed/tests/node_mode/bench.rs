@@ -12,6 +12,7 @@ use podmon::clock::{Clock, Moment};
 use podmon::configuration::Configuration;
 use podmon::environment::Environment;
 use podmon::names::{Names, Profile};
+use podmon::node::detached::Detachments;
 use podmon::node::identity::Store;
 use podmon::node::{Parts, serve};
 use podmon::settings::Settings;
@@ -99,7 +100,13 @@ impl Bench {
 
     /// Starts podmon, with a memory of nothing.
     pub fn start(&mut self) {
-        let arguments = Arguments::parse(["--mode=node", "--csisock=unix:/run/csi.sock"]).unwrap();
+        self.start_with(&[]);
+    }
+
+    /// The same, with further flags.
+    pub fn start_with(&mut self, flags: &[&str]) {
+        let usual = ["--mode=node", "--csisock=unix:/run/csi.sock"];
+        let arguments = Arguments::parse(usual.iter().chain(flags)).unwrap();
         let variables = [("KUBE_NODE_NAME".to_owned(), NODE.to_owned())].into();
         let settings = Settings::of_arguments(&arguments);
         let configuration = Configuration {
@@ -117,6 +124,7 @@ impl Bench {
             clock: Clock::new(boot, move || server.now()),
             layout: self.host.layout(),
             host: self.host.host(),
+            detachments: Detachments::beside(&self.host.base().join("csi.sock")),
             store: Store::beside(&self.host.base().join("csi.sock")),
         };
         self.podmon = Some(tokio::spawn(async move {

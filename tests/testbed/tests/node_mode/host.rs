@@ -33,6 +33,7 @@ struct State {
     busy: Vec<PathBuf>,
     running: BTreeMap<String, RunningPod>,
     runtime_down: bool,
+    closed: bool,
     boot: String,
     steps: Vec<Step>,
     pulse: u64,
@@ -82,7 +83,9 @@ impl FakeHost {
 
     /// The seam.
     pub fn host(&self) -> Host {
-        let (look, running, clear, pulse, boot) = (
+        let (look, running, clear, pulse, boot, closed, stop) = (
+            self.clone(),
+            self.clone(),
             self.clone(),
             self.clone(),
             self.clone(),
@@ -110,6 +113,13 @@ impl FakeHost {
                 futures::future::ready(answer).boxed()
             }),
             clear: Arc::new(move |step| futures::future::ready(clear.perform(step)).boxed()),
+            closed: Arc::new(move |_| futures::future::ready(Ok(closed.state().closed)).boxed()),
+            stop: Arc::new(move |container| {
+                stop.state()
+                    .running
+                    .retain(|_, pod| !pod.containers.contains(&container));
+                futures::future::ready(Ok(())).boxed()
+            }),
             pulse: Arc::new(move || pulse.state().pulse),
             boot: Arc::new(move || Some(BootId::from(boot.state().boot.as_str()))),
         }
@@ -167,6 +177,11 @@ impl FakeHost {
 
     pub fn reboot(&self) {
         self.state().boot = "boot-2".into();
+    }
+
+    /// Nothing holds the block devices any more.
+    pub fn close_devices(&self) {
+        self.state().closed = true;
     }
 
     pub fn busy(&self, path: PathBuf) {
