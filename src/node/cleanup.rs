@@ -88,6 +88,10 @@ impl Cleaner {
     }
 
     async fn unpublish(&self, job: &Job, target: &Target) -> Result<(), CleanupError> {
+        for device in &target.loops {
+            let device = Path::new("/dev").join(device);
+            (self.host.clear)(Step::FreeLoop(device)).await?;
+        }
         for path in &target.above {
             self.unmount(path).await?;
         }

@@ -25,6 +25,8 @@ pub enum Step {
     Unmount(PathBuf),
     /// The operator's word: detach it even while something holds it.
     UnmountLazily(PathBuf),
+    /// Takes a loop device, by its path, off what it stands on.
+    FreeLoop(PathBuf),
     /// Removes an empty directory, or a file or link that is not a directory.
     Remove(PathBuf),
 }
@@ -43,6 +45,7 @@ impl Step {
         match self {
             Self::Unmount(path) => ("unmount", path),
             Self::UnmountLazily(path) => ("unmount-lazily", path),
+            Self::FreeLoop(path) => ("free-loop", path),
             Self::Remove(path) => ("remove", path),
         }
     }
@@ -51,6 +54,7 @@ impl Step {
         match word.to_str()? {
             "unmount" => Some(Self::Unmount(path)),
             "unmount-lazily" => Some(Self::UnmountLazily(path)),
+            "free-loop" => Some(Self::FreeLoop(path)),
             "remove" => Some(Self::Remove(path)),
             _ => None,
         }
@@ -59,6 +63,7 @@ impl Step {
     /// Does it, in this process.
     fn perform(&self) -> io::Result<()> {
         let done = match self {
+            Self::FreeLoop(path) => return loop_device::free(path),
             Self::Unmount(path) => unmount(path, UnmountFlags::NOFOLLOW),
             Self::UnmountLazily(path) => {
                 unmount(path, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)
@@ -71,7 +76,9 @@ impl Step {
         match done {
             Err(Errno::NOENT) => Ok(()),
             // Nothing is mounted there.
-            Err(Errno::INVAL) if !matches!(self, Self::Remove(_)) => Ok(()),
+            Err(Errno::INVAL) if matches!(self, Self::Unmount(_) | Self::UnmountLazily(_)) => {
+                Ok(())
+            }
             other => other.map_err(io::Error::from),
         }
     }

@@ -72,6 +72,38 @@ async fn clears_away_what_the_kubelet_leaves() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn clears_away_a_raw_block_volume() {
+    use podmon::node::clear::Step;
+    let bench = Bench::new("block").await;
+    bench.host.attach("old", "pv1");
+    bench.evacuated("closed", &["pv1"]).await;
+    bench.lifted().await;
+    let steps = bench.host.steps();
+    let at = |wanted: &Step| steps.iter().position(|step| step == wanted);
+    let mapped = bench.host.layout().block().join("pv1/dev/old");
+    let freed = at(&Step::FreeLoop("/dev/loop5".into()));
+    assert!(
+        freed.is_some() && freed < at(&Step::Unmount(mapped)),
+        "{steps:?}"
+    );
+    let calls = bench.driver.calls();
+    assert_eq!(calls, ["unpublish handle-pv1", "unstage handle-pv1"]);
+}
+
+/// L10: no loop device, or only other volumes', is nothing to stumble over.
+#[tokio::test(start_paused = true)]
+async fn l10_loop_devices_of_others_are_left_alone() {
+    let bench = Bench::new("l10").await;
+    let sys = bench.host.base().join("sys/block/loop9/loop");
+    std::fs::create_dir_all(&sys).unwrap();
+    std::fs::write(sys.join("backing_file"), "/images/pv1-and-more\n").unwrap();
+    bench.host.mount("old", "pv1");
+    bench.evacuated("closed", &["pv1"]).await;
+    bench.lifted().await;
+    assert!(sys.exists());
+}
+
+#[tokio::test(start_paused = true)]
 async fn s1_runtime_down_blocks() {
     let bench = Bench::new("s1").await;
     bench.host.mount("old", "pv1");

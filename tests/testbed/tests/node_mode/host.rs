@@ -156,6 +156,11 @@ impl FakeHost {
                 state.mounts.retain(|mounted| mounted != path);
                 Ok(())
             }
+            Step::FreeLoop(device) => {
+                let name = device.file_name().unwrap();
+                let _ = fs::remove_dir_all(self.base().join("sys/block").join(name));
+                Ok(())
+            }
             Step::Remove(path) if state.mounts.contains(path) => failed("is mounted".into()),
             Step::Remove(path) => match fs::remove_dir(path).or_else(|_| fs::remove_file(path)) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -234,6 +239,39 @@ impl FakeHost {
 
     pub fn mount_at(&self, path: &Path) {
         self.state().mounts.push(path.to_owned());
+    }
+
+    /// A raw block volume in a pod, as driver and kubelet make it.
+    pub fn attach(&self, uid: &str, volume: &str) {
+        let block = self.0.layout.block();
+        let note = json!({"driverName": DRIVER, "volumeHandle": format!("handle-{volume}")});
+        let link = self
+            .0
+            .layout
+            .pod(&uid.into())
+            .join("volumeDevices/kubernetes.io~csi");
+        let published = block.join("publish").join(volume);
+        let mapped = block.join(volume).join("dev");
+        let data = block.join(volume).join("data");
+        let sys = self.base().join("sys/block/loop5/loop");
+        for directory in [
+            &link,
+            &published,
+            &mapped,
+            &data,
+            &sys,
+            &block.join("staging").join(volume),
+        ] {
+            fs::create_dir_all(directory).unwrap();
+        }
+        fs::write(data.join("vol_data.json"), note.to_string()).unwrap();
+        fs::write(link.join(volume), "").unwrap();
+        let mapped = mapped.join(uid);
+        fs::write(sys.join("backing_file"), format!("{}\n", mapped.display())).unwrap();
+        for path in [published.join(uid), mapped] {
+            fs::write(&path, "").unwrap();
+            self.mount_at(&path);
+        }
     }
 
     pub fn mounted(&self, path: &Path) -> bool {
