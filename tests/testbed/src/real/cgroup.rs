@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
+use super::wait::Seen;
 use super::{Context, Error, Result};
 
 /// The directory in every hierarchy under which all cgroups of a cluster live.
@@ -145,17 +146,19 @@ impl Cgroup {
             .collect()
     }
 
-    /// Stops every process in it, as if the machine hung.
+    /// Stops every process in it, as if the machine hung. The kernel says `FREEZING` for as long as a thread waits for storage
+    /// that is frozen, too: it runs no instruction either.
     pub async fn freeze(&self) -> Result<()> {
-        let file = self.directory("freezer")?.join("freezer.state");
-        write(&file, "FROZEN")?;
+        write(&self.directory("freezer")?.join("freezer.state"), "FROZEN")?;
         super::wait_until(
-            format!("{} frozen", self.name),
+            format!("{} stands still", self.name),
             Duration::from_secs(10),
             async || {
-                let state = std::fs::read_to_string(&file)
-                    .context(|| format!("read {}", file.display()))?;
-                Ok(state.trim() == "FROZEN")
+                let running = self.processes().into_iter().find(|pid| !is_still(*pid));
+                Ok(match running {
+                    None => Seen::Yes(()),
+                    Some(pid) => Seen::NotYet(format!("process {pid} runs")),
+                })
             },
         )
         .await
@@ -199,6 +202,19 @@ impl Cgroup {
     pub fn exists(&self) -> bool {
         self.directories().any(|directory| directory.exists())
     }
+}
+
+/// Whether no thread of a process runs or could at once: each is frozen, in an uninterruptible wait, or ended.
+fn is_still(pid: i32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
+    threads.into_iter().flatten().flatten().all(|thread| {
+        let status = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        let state = status
+            .rsplit(") ")
+            .next()
+            .and_then(|rest| rest.chars().next());
+        !matches!(state, Some('R' | 'S' | 'I'))
+    })
 }
 
 /// A directory and all below it, deepest first.

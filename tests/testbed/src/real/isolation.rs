@@ -147,7 +147,8 @@ fn own_programs(binaries: &mut Binaries) -> Result<()> {
         // What Cargo tells the program it runs is not meant for a build: build scripts would take it for a change.
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy();
-            if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
+            let told = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "OUT_DIR"];
+            if told.iter().any(|prefix| name.starts_with(prefix)) {
                 command.env_remove(name.as_ref());
             }
         }

@@ -1,5 +1,6 @@
 //! A StatefulSet that proves data: one pod with a filesystem and a block volume of the array.
 
+use std::fs::File;
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -26,21 +27,12 @@ const BYTES: u64 = 64 << 20;
 
 const IMAGE: &str = "docker.io/local/workload:1";
 
-const WRITER: [&str; 3] = ["/bin/busybox", "sh", "-c"];
-const SCRIPT: &str = "B=/bin/busybox; i=0; trap 'exit 0' TERM; while :; do i=$((i+1)); echo $HOSTNAME $i >> /data/out || echo WRITE-FAIL; $B sync /data/out || echo SYNC-FAIL $i; $B dd if=/data/out of=/dev/raw bs=4096 count=1 conv=fsync 2>/dev/null || echo RAW-FAIL $i; $B sleep 0.05; done";
-
 impl Image {
     /// The image of the workload, with a shell to look around.
     pub fn workload(cluster: &Cluster) -> Result<Self> {
         Ok(Image {
             name: IMAGE.into(),
-            programs: cluster
-                .program("workload")
-                .ok()
-                .map(Into::into)
-                .into_iter()
-                .chain(["/bin/busybox".into()])
-                .collect(),
+            programs: vec![cluster.program("workload")?.into(), "/bin/busybox".into()],
             entrypoint: vec!["/bin/workload".into()],
         })
     }
@@ -119,7 +111,8 @@ impl Workload {
                         "terminationGracePeriodSeconds": 1,
                         "containers": [{
                             "name": "workload", "image": IMAGE, "imagePullPolicy": "Never",
-                            "command": WRITER.iter().chain([&SCRIPT]).collect::<Vec<_>>(),
+                            "command": ["/bin/workload", "--file", "/data/records", "--device", "/dev/raw"],
+                            "env": [{"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}],
                             "volumeMounts": [{"name": "data", "mountPath": "/data"}],
                             "volumeDevices": [{"name": "raw", "devicePath": "/dev/raw"}],
                         }],
@@ -169,6 +162,14 @@ impl Workload {
             })
         })
         .await
+    }
+
+    /// Opens what an incarnation says, as its node keeps it. An open file stays readable after the kubelet has removed it.
+    pub fn output(&self, rig: &Rig, running: &Running) -> Result<File> {
+        let pod = format!("{}_{}_{}", self.namespace, self.pod_name(), running.uid);
+        let pods = rig.cluster.node(&running.node).disk().join("log/pods");
+        let path = pods.join(pod).join("workload/0.log");
+        File::open(&path).context(|| format!("open {}", path.display()))
     }
 
     /// The attachments of its volumes.

@@ -2,11 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::{Namespace, Pod};
-use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
+use testbed::real::rig::{self, DriverOptions, JOURNAL, TAINT, array_error};
 use testbed::real::wait::Seen;
 use testbed::real::{Binaries, Error, Rig, wait_until};
+use testbed::storage::{NodeId, Path};
 
 pub type Result<T = ()> = std::result::Result<T, Error>;
 
@@ -15,6 +18,9 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The namespace that scenarios work in.
 pub const NAMESPACE: &str = "scenario";
+
+/// The lease of podmon's controllers.
+const LEASE: &str = "podmon-1";
 
 pub struct Bench {
     pub rig: Rig,
@@ -33,11 +39,24 @@ impl Bench {
     /// Ends all faults and removes what a scenario left.
     pub async fn reset(&mut self) -> Result {
         for node in self.rig.cluster.nodes() {
+            let id = node.name().parse::<NodeId>();
+            let id = id.map_err(|error| Error::State(format!("node id: {error}")))?;
+            self.rig
+                .array
+                .set_path(&id, Path::Up)
+                .map_err(array_error)?;
             node.heal().await?;
         }
         for node in self.rig.cluster.nodes() {
             node.wait_ready().await?;
         }
+        self.rig.kill_controllers();
+        self.rig.array.clear_rules().map_err(array_error)?;
+        self.rig.set_driver(DriverOptions::default()).await?;
+        // So that the next controller need not wait for the end of a dead one's term.
+        let leases: Api<Lease> = Api::namespaced(self.rig.cluster.admin(), rig::NAMESPACE);
+        let _ = leases.delete(LEASE, &DeleteParams::default()).await;
+        self.clear_marks().await?;
         let namespaces: Api<Namespace> = Api::all(self.rig.cluster.admin());
         let pods = self.pods();
         for pod in list(&pods).await? {
@@ -52,6 +71,30 @@ impl Bench {
         })
         .await?;
         self.make_namespace().await
+    }
+
+    /// Takes podmon's taint and journal off every node, as an operator who vouches for it may.
+    async fn clear_marks(&self) -> Result {
+        let nodes: Api<Node> = Api::all(self.rig.cluster.admin());
+        for node in list(&nodes).await? {
+            let name = node.metadata.name.unwrap_or_default();
+            let mut taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
+            let annotated = node
+                .metadata
+                .annotations
+                .is_some_and(|all| all.contains_key(JOURNAL));
+            let before = taints.len();
+            taints.retain(|taint| taint.key != TAINT);
+            if annotated || taints.len() != before {
+                let patch = json!({
+                    "metadata": {"annotations": {JOURNAL: null}}, "spec": {"taints": taints},
+                });
+                api(nodes
+                    .patch(&name, &PatchParams::default(), &Patch::Merge(patch))
+                    .await)?;
+            }
+        }
+        Ok(())
     }
 
     async fn make_namespace(&mut self) -> Result {

@@ -1,6 +1,7 @@
 //! Scenarios on a real cluster, one after another. Needs root; see `testbed::real::prerequisites` for the rest.
 
 mod bench;
+mod failover;
 mod nodes;
 mod requalification;
 
@@ -74,6 +75,13 @@ fn trials(shared: Option<Arc<(Runtime, Mutex<Bench>)>>) -> Vec<Trial> {
         requalification::keep_a_node_over_a_restart_of_podmon,
         requalification::keep_a_node_while_its_journal_is_open,
         requalification::clear_away_what_no_kubelet_knows,
+        failover::after_a_network_cut,
+        failover::after_a_freeze,
+        failover::after_a_power_loss_and_a_reboot,
+        failover::never_while_the_array_sees_writes,
+        failover::after_the_kubelet_died_under_a_driver_without_the_extension,
+        failover::is_found_out_when_the_fence_does_nothing,
+        failover::without_the_right_to_node_status,
     ];
     scenarios
         .into_iter()
