@@ -19,7 +19,9 @@ const ALWAYS_FITS: usize = 16;
 impl Evacuation {
     /// The patch that is due, if any: taint and journal together, computed from the Node as last read.
     pub(super) fn write_node(&mut self, rules: &Rules, now: Moment) -> Option<Step> {
-        let node = self.node_object()?.clone();
+        let Some(node) = self.node_object().cloned() else {
+            return self.forget(now);
+        };
         let found = node.read_journal();
         if let Found::Journal(theirs) = &found
             && theirs.is_open()
@@ -52,6 +54,23 @@ impl Evacuation {
             (_, true) => None,
             (_, false) => Some(self.patch(&node, journal, rules)),
         }
+    }
+
+    /// There is no Node to write to: what is finished is forgotten; or the read that must come before that.
+    fn forget(&mut self, now: Moment) -> Option<Step> {
+        let mut journal = self.journal.clone()?;
+        let (finished, needs_survey) = self.finished(&journal, now);
+        if needs_survey {
+            return Some(Step::Survey);
+        }
+        for uid in finished {
+            journal.pods.remove(&uid);
+            journal.gone.insert(uid);
+        }
+        let listed = self.listed().len();
+        self.journal = (!journal.pods.is_empty()).then_some(journal);
+        self.tell_progress(listed);
+        None
     }
 
     /// The journal as it should be now. `Err`: what has to be done before that can be said.

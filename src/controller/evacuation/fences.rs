@@ -148,6 +148,16 @@ impl Fences {
         calls.any(|(_, calls)| calls.sent || calls.attempt.under_way)
     }
 
+    /// When a call for the volume was last given up that no later one made up for.
+    pub(super) fn unsettled(&self, name: &VolumeName) -> Option<Moment> {
+        let calls = self.calls.iter().filter(|((volume, _), _)| volume == name);
+        let given_up = calls.filter_map(|(_, calls)| {
+            let given_up = calls.given_up?;
+            calls.ok.is_none_or(|ok| ok < given_up).then_some(given_up)
+        });
+        given_up.max()
+    }
+
     /// When no call that was given up can act any more: `None` while that waits for a later OK.
     pub(super) fn quiet_from(&self, name: &VolumeName) -> Option<Moment> {
         let calls = self.calls.iter().filter(|((volume, _), _)| volume == name);

@@ -132,7 +132,8 @@ impl Evacuation {
             // One that turned up after the others were marked: its publish has to be undone as well.
             release.marked = marked.then(|| release.marked.unwrap_or(pass.now));
             let again = release.marked.filter(|_| release.again);
-            if let Some(since) = again {
+            // A call that was given up may act still: only a later one that says OK ends that.
+            if let Some(since) = again.max(self.fences.unsettled(name)) {
                 self.fence(name, volume, since, pass);
             }
             if marked {

@@ -244,7 +244,7 @@ impl Evacuation {
         }
     }
 
-    fn tell_progress(&mut self, listed_before: usize) {
+    pub(super) fn tell_progress(&mut self, listed_before: usize) {
         match &self.journal {
             Some(journal) if journal.pods.len() > listed_before => {
                 self.in_use_tries = 0;
@@ -382,14 +382,24 @@ impl Evacuation {
         if attachment.node != self.node || self.detached.contains(&attachment.uid) {
             return;
         }
-        if let Some(survey) = &mut self.survey {
-            let before = survey
-                .attachments
-                .insert(attachment.uid.clone(), attachment.clone());
-            if before.is_none_or(|before| before.deleting != attachment.deleting) {
-                self.changed = now;
-            }
+        let known = self
+            .survey
+            .as_mut()
+            .and_then(|survey| survey.attachments.get_mut(&attachment.uid));
+        let Some(known) = known else {
+            // It belongs to a pod that the picture may not show, so it is none of ours to delete.
+            self.outdate(now);
+            return;
+        };
+        // What is deleted stays so, in whatever order this is heard of.
+        let deleting = known.deleting || attachment.deleting;
+        if known.deleting != deleting {
+            self.changed = now;
         }
+        *known = Attachment {
+            deleting,
+            ..attachment.clone()
+        };
     }
 }
 
