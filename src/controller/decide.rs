@@ -62,9 +62,8 @@ pub fn judge(pod: &Pod, node: &Node, array_lost: bool) -> Verdict {
     match evidence(node, array_lost) {
         None => Verdict::Leave(Reason::NodeHealthy),
         // A pod whose array is lost does no work, whatever its probe says.
-        Some(cause) if cause != Cause::ArrayConnectivityLoss && pod.ready => {
-            Verdict::Leave(Reason::Ready)
-        }
+        Some(_) if pod.ready && array_lost => Verdict::Evacuate(Cause::ArrayConnectivityLoss),
+        Some(_) if pod.ready => Verdict::Leave(Reason::Ready),
         Some(cause) => Verdict::Evacuate(cause),
     }
 }

@@ -131,6 +131,8 @@ pub struct Evacuation {
     journal: Option<Journal>,
     /// The taint came with our announcement: it was not there before.
     tainted: bool,
+    /// The patch under way takes the journal back.
+    withdrawing: bool,
     /// Listed by an answered patch of this term: for all other entries a fence may have been sent by somebody else.
     announced: BTreeSet<PodUid>,
     /// When this term first saw entries of its journal that it did not announce.
@@ -168,6 +170,7 @@ impl Evacuation {
             node_access: Attempt::default(),
             journal: None,
             tainted: false,
+            withdrawing: false,
             announced: BTreeSet::new(),
             adopted: None,
             fences: Fences::default(),

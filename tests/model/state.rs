@@ -172,11 +172,12 @@ impl State {
                 _ => format!("ctl-0/{}", self.term),
             },
             republishes: setting.republishes > 0 && setting.sabotage != Sabotage::NoFenceAgain,
-            powerless: false,
+            array_seen: false,
             ignore_volumeless: false,
             skip_array_validation: false,
             array_lost: false,
-            held: false,
+            hold: None,
+            out_of_service_release: false,
             wall: "2026-01-01T00:00:00Z".into(),
         }
     }
@@ -254,10 +255,15 @@ impl State {
                 node.as_str() == A && !self.cluster.pods.contains_key(*uid)
             });
             actions.extend(zombies.map(|(uid, _)| Action::Kill(uid.clone())));
-            let closed = self
-                .cluster
-                .journal(A)
-                .is_some_and(|journal| !journal.is_open());
+            // Beside an absent journal: nothing here that is not ready (protocol.md §4).
+            let closed = match self.cluster.journal(A) {
+                Some(journal) => !journal.is_open(),
+                None => {
+                    let here = self.cluster.pods_on(&A.into());
+                    let ready = here.map(|uid| &self.cluster.pods[uid]).all(|pod| pod.ready);
+                    self.cluster.tainted(A) && ready
+                }
+            };
             if closed && self.zombies().next().is_none() {
                 actions.push(Action::Requalify);
             }

@@ -147,7 +147,8 @@ impl Evacuation {
     }
 
     /// Nothing is listed any more and nothing was released: the journal goes, and the taint if it came with it.
-    fn withdraw(&self, node: &Node) -> Step {
+    fn withdraw(&mut self, node: &Node) -> Step {
+        self.withdrawing = true;
         tracing::info!(node = %self.node, "The node has healed before any fence was sent: nothing is evacuated");
         let taints = self
             .tainted

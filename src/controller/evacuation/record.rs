@@ -200,9 +200,14 @@ impl Evacuation {
     }
 
     fn record_patch(&mut self, at: Moment, patched: Result<Node, Refused>, by: &str, now: Moment) {
+        let withdrawn = std::mem::take(&mut self.withdrawing);
         match patched {
             Ok(node) => {
                 self.node_access.succeeded();
+                if withdrawn {
+                    self.journal = None;
+                    self.tainted = false;
+                }
                 let before = self.node_object().map(Node::read_journal);
                 if let Some(Found::Journal(theirs)) = before
                     && theirs.is_open()
