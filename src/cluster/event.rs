@@ -79,30 +79,49 @@ struct Sent {
 async fn send(cluster: Cluster, clock: Clock, mut reports: mpsc::Receiver<Report>) {
     let mut sent: BTreeMap<Report, Sent> = BTreeMap::new();
     let mut under_way = FuturesUnordered::new();
+    // Told again before the first was written: counted then, not written beside it.
+    let mut repeated: BTreeMap<Report, u32> = BTreeMap::new();
     let mut number = 0;
     loop {
         tokio::select! {
             report = reports.recv(), if under_way.len() < PARALLEL => {
                 let Some(report) = report else { break };
+                if let Some(times) = repeated.get_mut(&report) {
+                    *times += 1;
+                    continue;
+                }
+                repeated.insert(report.clone(), 0);
                 number += 1;
-                under_way.push(send_one(&cluster, &clock, sent.remove(&report), report, number));
+                let before = sent.remove(&report);
+                under_way.push(send_one(&cluster, &clock, before, report, 1, number));
             }
-            Some(done) = under_way.next() => remember(&mut sent, done),
+            Some((report, done)) = under_way.next() => {
+                let times = repeated.remove(&report).unwrap_or(0);
+                let written = remember(&mut sent, &report, done);
+                if written && times > 0 {
+                    repeated.insert(report.clone(), 0);
+                    number += 1;
+                    let before = sent.remove(&report);
+                    under_way.push(send_one(&cluster, &clock, before, report, times, number));
+                }
+            }
         }
     }
     while under_way.next().await.is_some() {}
 }
 
-fn remember(sent: &mut BTreeMap<Report, Sent>, done: (Report, Result<Sent, ClusterError>)) {
+/// Whether it was written.
+fn remember(
+    sent: &mut BTreeMap<Report, Sent>,
+    report: &Report,
+    done: Result<Sent, ClusterError>,
+) -> bool {
+    let written = done.is_ok();
     match done {
-        (report, Ok(event)) => {
-            sent.insert(report, event);
-        }
+        Ok(event) => drop(sent.insert(report.clone(), event)),
         // Existing charts grant no events on some nodes; the log has the same text.
-        (_, Err(error)) if error.is_forbidden() => {
-            tracing::debug!(%error, "No right to write events")
-        }
-        (_, Err(error)) => tracing::warn!(%error, "An event is lost"),
+        Err(error) if error.is_forbidden() => tracing::debug!(%error, "No right to write events"),
+        Err(error) => tracing::warn!(%error, "An event is lost"),
     }
     if sent.len() > REMEMBERED {
         let oldest = sent.iter().min_by_key(|(_, event)| event.used);
@@ -110,6 +129,7 @@ fn remember(sent: &mut BTreeMap<Report, Sent>, done: (Report, Result<Sent, Clust
             sent.remove(&report);
         }
     }
+    written
 }
 
 async fn send_one(
@@ -117,10 +137,11 @@ async fn send_one(
     clock: &Clock,
     before: Option<Sent>,
     report: Report,
+    times: u32,
     number: u64,
 ) -> (Report, Result<Sent, ClusterError>) {
     if let Some(mut event) = before {
-        event.count += 1;
+        event.count += times;
         event.used = number;
         let last = clock.wall().to_string();
         let counted = cluster

@@ -27,6 +27,8 @@ const DURATION: Duration = Duration::from_secs(15);
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// How often the leader renews.
 const RENEW: Duration = Duration::from_secs(5);
+/// How long one renewal may take: a second try must fit before the claim ends.
+const RENEWAL: Duration = Duration::from_secs(2);
 /// How often a candidate looks although the watch shows no change.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -276,7 +278,7 @@ impl Election {
     async fn replace(&self, lease: &Lease) -> Result<Lease, ClusterError> {
         let params = PostParams::default();
         let call = self.api.replace(NAME, &params, lease);
-        request(|| format!("update lease {NAME}"), RENEW, call).await
+        request(|| format!("update lease {NAME}"), RENEWAL, call).await
     }
 
     /// The claim counts from before the write was sent: when it arrived is not known.

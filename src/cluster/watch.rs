@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use super::PAGE;
 
 /// How long the server may keep one watch open, in seconds. A dead connection is noticed only after that.
-const OPEN: u32 = 240;
+const OPEN: u32 = 60;
 /// Waiting time after a failed watch: doubled from the first to the last.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 

@@ -119,7 +119,7 @@ impl Cluster {
         let api = Api::<PodView>::namespaced(self.client.clone(), &pod.key.namespace);
         let call = api.delete(&pod.key.name, params);
         let answer = request(|| format!("delete pod {pod}"), within, call).await;
-        outcome(answer, params)
+        outcome(answer)
     }
 
     /// Deletes this very attachment.
@@ -133,7 +133,7 @@ impl Cluster {
         let params = precondition(uid.as_str(), None);
         let call = api.delete(name.as_str(), &params);
         let answer = request(|| format!("delete volumeattachment {name}"), within, call).await;
-        outcome(answer, &params)
+        outcome(answer)
     }
 
     /// Records an event on an object.
@@ -180,22 +180,15 @@ fn precondition(uid: &str, version: Option<&ResourceVersion>) -> DeleteParams {
     }
 }
 
-/// What an answer says of the object that was meant. A conflict over the UID alone means that another object has its
-/// name; with a version it may as well have changed, and the caller must look again.
+/// What an answer says of the object that was meant. A conflict may be over the UID or not: the caller looks again.
 fn outcome<K: kube::Resource<DynamicType = ()>>(
     answer: Result<Either<K, kube::core::Status>, ClusterError>,
-    params: &DeleteParams,
 ) -> Result<Deleted, ClusterError> {
-    let by_version = params
-        .preconditions
-        .as_ref()
-        .is_some_and(|p| p.resource_version.is_some());
     match answer {
         // An object that is deleted at once is answered as it was; only finalizers keep it.
         Ok(Either::Left(object)) if !object.finalizers().is_empty() => Ok(Deleted::Marked),
         Ok(_) => Ok(Deleted::Gone),
         Err(error) if error.is_not_found() => Ok(Deleted::Gone),
-        Err(error) if error.is_conflict() && !by_version => Ok(Deleted::Gone),
         Err(error) => Err(error),
     }
 }

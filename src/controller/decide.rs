@@ -2,7 +2,7 @@
 //! where to look, and for the one just read, by which a group is announced.
 
 use crate::cluster::node::Node;
-use crate::cluster::pod::Pod;
+use crate::cluster::pod::{Phase, Pod};
 use crate::domain::{NodeName, PodUid};
 use crate::journal::{Cause, Found};
 use crate::taint::{self, Taint};
@@ -86,7 +86,10 @@ pub fn concerns(world: &World, name: &NodeName, array_lost: bool) -> bool {
         .is_some_and(|node| match node.read_journal() {
             Found::Absent => false,
             Found::Journal(journal) => {
-                journal.is_open() || node.taints.iter().any(is_own_out_of_service)
+                let came = |pod: &Pod| pod.phase == Phase::Pending && !pod.started;
+                journal.is_open()
+                    || node.taints.iter().any(is_own_out_of_service)
+                    || world.pods_on(name).any(came)
             }
             Found::Unreadable(_) => true,
         });

@@ -66,6 +66,8 @@ const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_se
 const KEPT_TOO_LONG: Duration = Duration::from_secs(60);
 /// How often `status.volumesInUse` is tried; it is only speed.
 const IN_USE_TRIES: u32 = 3;
+/// How long a fence waits that could not be sent, for want of a Node just read or of a claim.
+const WITHHELD: Duration = Duration::from_millis(250);
 
 /// Something that is tried until it succeeds.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
@@ -125,8 +127,12 @@ pub struct Evacuation {
     node_read: Moment,
     /// Since when something points to a change that the picture does not show.
     outdated: Option<Moment>,
-    /// The one read or write of the Node object that is under way, or its retries.
-    node_access: Attempt,
+    /// Reads of the node, and their retries; a read or a write is under way, never both.
+    reads: Attempt,
+    /// Writes of the Node object, and their retries.
+    writes: Attempt,
+    /// The survey at hand was considered for a write.
+    considered: bool,
     /// The open journal of ours, as the API last confirmed it; kept while the Node object is gone.
     journal: Option<Journal>,
     /// The taint came with our announcement: it was not there before.
@@ -134,7 +140,11 @@ pub struct Evacuation {
     /// The patch under way takes the journal back.
     withdrawing: bool,
     /// Listed by an answered patch of this term: for all other entries a fence may have been sent by somebody else.
-    announced: BTreeSet<PodUid>,
+    announced: BTreeMap<PodUid, PodUid>,
+    /// Groups of the announcement that is under way: each member, and what names its group.
+    announcing: BTreeMap<PodUid, PodUid>,
+    /// Groups that one patch may announce: fewer after one was too large.
+    batch: usize,
     /// When this term first saw entries of its journal that it did not announce.
     adopted: Option<Moment>,
     fences: Fences,
@@ -142,12 +152,14 @@ pub struct Evacuation {
     leaving: BTreeMap<PodUid, Leaving>,
     detaching: BTreeMap<AttachmentUid, Attempt>,
     releases: BTreeMap<VolumeName, Release>,
-    in_use_tries: u32,
+    in_use_failures: u32,
+    /// Taken out of `status.volumesInUse` already; a living kubelet may write them back.
+    forgotten: BTreeSet<String>,
     in_use_forbidden: bool,
     /// When something that the closing of the journal depends on last changed.
     changed: Moment,
     /// Seen to be gone for good: a read that began before must not bring them back.
-    departed: BTreeSet<PodUid>,
+    departed: BTreeMap<PodUid, Moment>,
     detached: BTreeSet<AttachmentUid>,
     /// What was last said of each pod.
     said: BTreeMap<PodUid, Refusal>,
@@ -167,21 +179,26 @@ impl Evacuation {
             surveyed: Moment::default(),
             node_read: Moment::default(),
             outdated: None,
-            node_access: Attempt::default(),
+            reads: Attempt::default(),
+            writes: Attempt::default(),
+            considered: false,
             journal: None,
             tainted: false,
             withdrawing: false,
-            announced: BTreeSet::new(),
+            announced: BTreeMap::new(),
+            announcing: BTreeMap::new(),
+            batch: usize::MAX,
             adopted: None,
             fences: Fences::default(),
             asks: BTreeMap::new(),
             leaving: BTreeMap::new(),
             detaching: BTreeMap::new(),
             releases: BTreeMap::new(),
-            in_use_tries: 0,
+            in_use_failures: 0,
+            forgotten: BTreeSet::new(),
             in_use_forbidden: false,
             changed: now,
-            departed: BTreeSet::new(),
+            departed: BTreeMap::new(),
             detached: BTreeSet::new(),
             said: BTreeMap::new(),
             struck: BTreeMap::new(),
@@ -216,7 +233,8 @@ impl Evacuation {
         self.journal.is_none()
             && repaired
             && self.outdated.is_none()
-            && !self.node_access.under_way
+            && !self.reads.under_way
+            && !self.writes.under_way
             && !self.fences.any_under_way()
             && self.asks.values().all(|ask| !ask.attempt.under_way)
             && self.groups(rules).is_empty()
@@ -234,34 +252,64 @@ impl Evacuation {
         let mut steps = Vec::new();
         self.advance_listed(rules, now, &mut steps);
         self.advance_groups(rules, now, &mut steps);
-        if self.node_access.due(now) {
-            if let Some(step) = self.access_node(rules, now) {
-                self.node_access.begin();
-                steps.push(step);
-            }
-        } else if !self.node_access.under_way {
-            self.wake_at(self.node_access.not_before);
+        if !self.reads.under_way
+            && !self.writes.under_way
+            && let Some(step) = self.access_node(rules, now)
+        {
+            steps.push(step);
         }
         steps
     }
 
     /// The next read or write of the Node object; one at a time, so that answers come in the order of events.
     fn access_node(&mut self, rules: &Rules, now: Moment) -> Option<Step> {
-        let Some(survey) = &self.survey else {
-            return Some(Step::Survey);
-        };
-        if self.outdated.is_some() || now - survey.at >= STALE {
-            return Some(Step::Survey);
+        let surveyed = self.survey.as_ref().map(|survey| survey.at);
+        // A picture just taken is acted on once before the next, or a node in motion would only be looked at.
+        if surveyed.is_some()
+            && !std::mem::replace(&mut self.considered, true)
+            && let Some(step) = self.write(rules, now)
+        {
+            return self.begin(step, now);
         }
-        self.wake_at(survey.at + STALE);
-        if let Some(step) = self.write_node(rules, now) {
-            return Some(step);
+        let stale = surveyed.is_none_or(|at| now - at >= STALE);
+        if stale || self.outdated.is_some() {
+            return self.begin(Step::Survey, now);
         }
-        if let Some(step) = self.forget_in_use(now) {
-            return Some(step);
+        if let Some(at) = surveyed {
+            self.wake_at(at + STALE);
+        }
+        if let Some(step) = self.write(rules, now) {
+            return self.begin(step, now);
         }
         // Fences wait for a Node that was read a moment ago.
-        (self.fences.waiting() && now - self.node_read >= FENCE_GUARD).then_some(Step::Look)
+        if self.fences.waiting() && now - self.node_read >= FENCE_GUARD {
+            return self.begin(Step::Look, now);
+        }
+        None
+    }
+
+    fn write(&mut self, rules: &Rules, now: Moment) -> Option<Step> {
+        if !self.writes.due(now) {
+            self.wake_at(self.writes.not_before);
+            return None;
+        }
+        self.write_node(rules, now)
+            .or_else(|| self.forget_in_use(now))
+    }
+
+    /// Marks a read or write as under way, unless it has to wait after a failure.
+    fn begin(&mut self, step: Step, now: Moment) -> Option<Step> {
+        let attempt = match step {
+            Step::Survey | Step::Look => &mut self.reads,
+            _ => &mut self.writes,
+        };
+        if attempt.due(now) {
+            attempt.begin();
+            return Some(step);
+        }
+        let again = attempt.not_before;
+        self.wake_at(again);
+        None
     }
 
     fn wake_at(&mut self, moment: Moment) {
@@ -280,7 +328,11 @@ impl Evacuation {
 
     /// Tells once per change why a pod stays.
     fn refuse(&mut self, uid: &PodUid, cause: Cause, refusal: &Refusal, steps: &mut Vec<Step>) {
-        if self.said.get(uid) == Some(refusal) {
+        if self
+            .said
+            .get(uid)
+            .is_some_and(|said| said.says_the_same(refusal))
+        {
             return;
         }
         let Some(pod) = self.pod(uid).cloned() else {

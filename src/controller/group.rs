@@ -170,20 +170,20 @@ fn objection(
     None
 }
 
+/// The node ids by which the driver knows the node, whatever is published to it.
+pub fn own_ids(survey: &Survey) -> impl Iterator<Item = NodeId> {
+    let node = survey.node.as_ref();
+    let annotated = node.and_then(|node| node.annotated_id.clone());
+    survey.registered_id.clone().into_iter().chain(annotated)
+}
+
 /// Every node id that the volume may be published to on this node, the attachment's own first.
 pub fn node_ids(survey: &Survey, volume: &VolumeName) -> Vec<NodeId> {
     let published = survey
         .attachments_of(volume)
         .filter_map(|a| a.node_id.clone());
-    let annotated = survey
-        .node
-        .as_ref()
-        .and_then(|node| node.annotated_id.clone());
     let mut ids: Vec<NodeId> = Vec::new();
-    for id in published
-        .chain(survey.registered_id.clone())
-        .chain(annotated)
-    {
+    for id in published.chain(own_ids(survey)) {
         if !ids.contains(&id) {
             ids.push(id);
         }

@@ -21,7 +21,8 @@ use super::step::{Fence, GUARD, Outcome, Question, Refused, Sight, Step, Unfence
 /// Deadline of a call to the driver; that of a fence is also what is left of the claim.
 const DRIVER_CALL: Duration = Duration::from_secs(10);
 /// Calls under way at once: the group that waits is not the one that hangs.
-const DRIVER_CALLS: usize = 128;
+const QUESTIONS: usize = 64;
+const FENCES: usize = 256;
 const REQUESTS: usize = 24;
 
 #[derive(Clone)]
@@ -32,7 +33,8 @@ pub struct Effects {
     claims: watch::Receiver<Option<Claim>>,
     events: Events,
     fencing: Fencing,
-    driver_calls: Arc<Semaphore>,
+    questions: Arc<Semaphore>,
+    fences: Arc<Semaphore>,
     requests: Arc<Semaphore>,
 }
 
@@ -83,7 +85,8 @@ impl Effects {
             claims,
             events,
             fencing: Fencing::default(),
-            driver_calls: Arc::new(Semaphore::new(DRIVER_CALLS)),
+            questions: Arc::new(Semaphore::new(QUESTIONS)),
+            fences: Arc::new(Semaphore::new(FENCES)),
             requests: Arc::new(Semaphore::new(REQUESTS)),
         }
     }
@@ -91,7 +94,8 @@ impl Effects {
     /// Carries out one step for this node.
     pub async fn perform(&self, node: &NodeName, step: Step) -> Outcome {
         let at_once = match &step {
-            Step::Ask(_) | Step::Fence(_) => &self.driver_calls,
+            Step::Ask(_) => &self.questions,
+            Step::Fence(_) => &self.fences,
             _ => &self.requests,
         };
         // Held until the step is done; a closed semaphore does not occur, and would only lift the bound.
@@ -137,6 +141,7 @@ impl Effects {
                 let started = self.clock.now();
                 let result = self.fence(&fence).await;
                 Outcome::Fence {
+                    evacuation: fence.evacuation,
                     volume: fence.volume,
                     node: fence.node,
                     started,
@@ -198,7 +203,7 @@ impl Effects {
             }
         };
         let id = id.ok_or("neither the Node nor its CSINode object says the driver's node id")?;
-        let _permit = self.driver_calls.acquire().await.ok();
+        let _permit = self.questions.acquire().await.ok();
         match self.driver.connectivity(&id, &[], DRIVER_CALL).await {
             Ok(Connectivity::Unsupported) => Ok(Sight::Unsupported),
             Ok(Connectivity::Seen {
@@ -255,7 +260,8 @@ impl Effects {
         let mut connected = false;
         let mut io = false;
         for (volumes, counts) in [(exclusive, true), (shared, false)] {
-            if volumes.is_empty() {
+            // Without any volume the node alone is asked about.
+            if volumes.is_empty() && !(counts && shared.is_empty()) {
                 continue;
             }
             match self.driver.connectivity(node, volumes, DRIVER_CALL).await? {

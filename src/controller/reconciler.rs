@@ -113,7 +113,8 @@ impl Reconciler {
                     None => return Ended::Watch,
                 },
                 Some(done) = self.performing.join_next() => self.finished(done),
-                _ = self.claims.changed() => BTreeSet::new(),
+                // A claim that never ends has no sender left.
+                Ok(()) = self.claims.changed() => BTreeSet::new(),
                 _ = full_pass.tick() => self.everywhere(),
                 () = wake => BTreeSet::new(),
             };
@@ -463,6 +464,9 @@ impl Reconciler {
     }
 
     fn perform(&mut self, node: NodeName, step: Step) {
+        if let Step::Report(report) = step {
+            return self.effects.report(report);
+        }
         let effects = self.effects.clone();
         self.performing.spawn(async move {
             let outcome = effects.perform(&node, step).await;

@@ -55,6 +55,15 @@ impl Refusal {
         format!("podmon aborted pod cleanup [{} {node}] {self}", pod.uid)
     }
 
+    /// Whether people would be told nothing new: texts of errors differ from one time to the next.
+    pub fn says_the_same(&self, other: &Self) -> bool {
+        let errors = matches!(
+            self,
+            Self::NotDeleted(_) | Self::NotFenced(_) | Self::Unanswered(_)
+        );
+        self.label() == other.label() && (errors || self == other)
+    }
+
     /// The word for logs and metrics.
     pub fn label(&self) -> &'static str {
         match self {

@@ -70,6 +70,8 @@ pub enum Sight {
 /// One call that revokes the node's access to a volume.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Fence {
+    /// The evacuation it is sent for, by the journal's id.
+    pub evacuation: String,
     pub volume: VolumeName,
     pub handle: VolumeHandle,
     pub node: NodeId,
@@ -99,6 +101,7 @@ pub enum Outcome {
         node: Result<Node, Refused>,
     },
     Fence {
+        evacuation: String,
         volume: VolumeName,
         node: NodeId,
         started: Moment,

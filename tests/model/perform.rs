@@ -33,6 +33,7 @@ pub fn perform(
             node: cluster.forget_in_use(node, version, volumes),
         },
         Step::Fence(fence) => Outcome::Fence {
+            evacuation: fence.evacuation.clone(),
             volume: fence.volume.clone(),
             node: fence.node.clone(),
             started: now,
@@ -78,6 +79,7 @@ pub fn unanswered(step: &Step, now: Moment) -> Outcome {
             node: Err(refused()),
         },
         Step::Fence(fence) => Outcome::Fence {
+            evacuation: fence.evacuation.clone(),
             volume: fence.volume.clone(),
             node: fence.node.clone(),
             started: now,

@@ -57,6 +57,7 @@ impl Sabotage {
     pub fn instead(self, step: &Step, cluster: &Cluster, now: Moment) -> Option<Outcome> {
         match (self, step) {
             (Self::NoFence, Step::Fence(fence)) => Some(Outcome::Fence {
+                evacuation: fence.evacuation.clone(),
                 volume: fence.volume.clone(),
                 node: fence.node.clone(),
                 started: now,

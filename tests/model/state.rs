@@ -259,7 +259,8 @@ impl State {
             let closed = match self.cluster.journal(A) {
                 Some(journal) => !journal.is_open(),
                 None => {
-                    let here = self.cluster.pods_on(&A.into());
+                    let node = A.into();
+                    let here = self.cluster.pods_on(&node);
                     let ready = here.map(|uid| &self.cluster.pods[uid]).all(|pod| pod.ready);
                     self.cluster.tainted(A) && ready
                 }

@@ -9,8 +9,8 @@ use crate::cluster::node::Node;
 use crate::controller::decide::evidence;
 use crate::controller::group::{Group, node_ids};
 use crate::controller::step::Step;
-use crate::domain::{AttachmentUid, PodUid, VolumeName};
-use crate::journal::{ArraySight, Cause, Entry, Found, Journal, Phase, VERSION, Volume};
+use crate::domain::{AttachmentUid, PodUid, VolumeHandle};
+use crate::journal::{ArraySight, Cause, Entry, Found, Journal, MAX_BYTES, Phase, VERSION, Volume};
 use crate::taint;
 
 /// So many pods and volumes fit into any journal, whatever their names: it need not be tried.
@@ -97,20 +97,29 @@ impl Evacuation {
             }
             open.pods.retain(|uid, _| !finished.contains(uid));
             open.gone.extend(finished);
-            let entries = open.pods.values();
-            let named: BTreeSet<_> = entries.flat_map(|entry| entry.volumes.clone()).collect();
-            open.volumes.retain(|volume, _| named.contains(volume));
+            if open.write().len() > MAX_BYTES / 2 {
+                // Those of released pods only tell who comes for them; they make way for others.
+                let entries = open.pods.values();
+                let named: BTreeSet<_> = entries.flat_map(|entry| entry.volumes.clone()).collect();
+                open.volumes.retain(|volume, _| named.contains(volume));
+            }
         }
         let newcomers = self.newcomers(rules, now);
         if !newcomers.is_empty() && !fresh {
             // What was read before the array was asked is too old to announce by.
             return Err(Box::new(Step::Survey));
         }
-        for group in &newcomers {
+        self.announcing.clear();
+        for group in newcomers.iter().take(self.batch) {
             let next = self.listed_with(journal.clone(), group, node, rules);
             // Otherwise it waits until entries are released.
             if next.fits() {
                 journal = Some(next);
+                for uid in &group.pods {
+                    let id = group.id().unwrap_or(uid);
+                    self.announcing.insert(uid.clone(), id.clone());
+                }
+                self.came(group, now);
             }
         }
         if let Some(open) = journal.as_mut().filter(|journal| journal.is_open()) {
@@ -132,18 +141,51 @@ impl Evacuation {
         if !healthy || open.by != rules.by {
             return BTreeSet::new();
         }
-        let begun = |uid: &PodUid, entry: &Entry| {
-            !self.announced.contains(uid)
-                || self.leaving.contains_key(uid)
-                || entry.volumes.iter().any(|v| self.fences.sent(v))
+        // A volume may stand behind several PersistentVolumes; a fence of one is a fence of all.
+        let handles = |entry: &Entry| -> BTreeSet<&VolumeHandle> {
+            let volumes = entry
+                .volumes
+                .iter()
+                .filter_map(|name| open.volumes.get(name));
+            volumes.map(|volume| &volume.handle).collect()
         };
-        // Members of a group share volumes, so that one fence keeps all of them listed.
-        let entries = open.pods.iter().filter(|(uid, entry)| begun(uid, entry));
-        let kept: BTreeSet<&VolumeName> = entries.flat_map(|(_, entry)| &entry.volumes).collect();
-        let vain = open.pods.iter().filter(|(uid, entry)| {
-            !begun(uid, entry) && !entry.volumes.iter().any(|volume| kept.contains(volume))
-        });
-        vain.map(|(uid, _)| uid.clone()).collect()
+        let sent = open
+            .volumes
+            .iter()
+            .filter(|(name, _)| self.fences.sent(name));
+        let mut struck: BTreeSet<&VolumeHandle> = sent.map(|(_, volume)| &volume.handle).collect();
+        let mut kept: BTreeSet<&PodUid> = BTreeSet::new();
+        // Until nothing more follows: one member's fence keeps its group, and the group's volumes keep others'.
+        loop {
+            let groups: BTreeSet<&PodUid> = kept
+                .iter()
+                .filter_map(|uid| self.announced.get(*uid))
+                .collect();
+            let next = open.pods.iter().find(|(uid, entry)| {
+                let group = self.announced.get(*uid);
+                !kept.contains(uid)
+                    && (self.must_go(uid, entry)
+                        || group.is_some_and(|group| groups.contains(group))
+                        || !handles(entry).is_disjoint(&struck))
+            });
+            let Some((uid, entry)) = next else { break };
+            kept.insert(uid);
+            struck.extend(handles(entry));
+        }
+        let vain = open.pods.keys().filter(|uid| !kept.contains(uid));
+        vain.cloned().collect()
+    }
+
+    /// Whether an entry is beyond taking back by itself.
+    fn must_go(&self, uid: &PodUid, entry: &Entry) -> bool {
+        if entry.volumes.is_empty() {
+            // Nothing was revoked: only a deletion that may still take effect counts.
+            return self
+                .leaving
+                .get(uid)
+                .is_some_and(|leaving| leaving.attempt.under_way || leaving.kept_since.is_some());
+        }
+        !self.announced.contains_key(uid) || self.leaving.contains_key(uid)
     }
 
     /// Nothing is listed any more and nothing was released: the journal goes, and the taint if it came with it.
@@ -192,6 +234,7 @@ impl Evacuation {
             Some(journal) if journal.is_open() => journal,
             Some(closed) => Journal {
                 gone: closed.gone,
+                volumes: closed.volumes,
                 ..self.blank(node, rules, group.cause)
             },
             None => self.blank(node, rules, group.cause),
@@ -253,7 +296,8 @@ impl Evacuation {
             node: self.node.clone(),
             version: node.version.clone(),
             taints: self.taints(node, journal.as_ref(), rules),
-            journal: Some(journal),
+            // What is not ours to replace stays.
+            journal: journal.map(Some),
         })
     }
 }

@@ -4,18 +4,19 @@ use std::time::Duration;
 
 use super::{Attempt, Evacuation, Rules};
 use crate::clock::Moment;
+use crate::cluster::node::Node;
 use crate::cluster::pod::{Phase, Pod};
 use crate::controller::group::{self, Group, node_ids};
-use crate::controller::refusal::Refusal;
+use crate::controller::refusal::{Hold, Refusal};
 use crate::controller::step::{Question, Sight, Step};
 use crate::domain::PodUid;
-use crate::journal::Cause;
+use crate::journal::{Cause, Found};
 use crate::taint;
 
 /// How long an answer that speaks for a group may be acted on.
 const ANSWER_HOLDS: Duration = Duration::from_secs(5);
-/// When to ask again after a veto: the array's sample moves on.
-const VETO_AGAIN: Duration = Duration::from_secs(2);
+/// When to ask again after a veto, since the array's sample moves on: from the first to the last time.
+const VETO_AGAIN: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
 /// How long a pod that came to an evacuated node is left before it is removed: from the first to the last time.
 const COMER_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 
@@ -23,6 +24,7 @@ const COMER_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::f
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(super) struct Ask {
     pub(super) attempt: Attempt,
+    vetoes: u32,
     pub(super) answer: Option<(Moment, Result<Sight, String>)>,
 }
 
@@ -35,7 +37,8 @@ impl Evacuation {
         let listed = self.listed();
         let mut groups = group::groups(survey, rules.array_lost, |uid| listed.contains(uid));
         if rules.ignore_volumeless {
-            groups.retain(|group| !group.volumes.is_empty());
+            // Unresolved is not volumeless.
+            groups.retain(|group| !group.volumes.is_empty() || group.refusal.is_some());
         }
         groups
     }
@@ -47,9 +50,15 @@ impl Evacuation {
             ask.attempt.under_way || groups.iter().any(|group| group.id() == Some(id))
         });
         for group in groups {
-            let refusal = match (self.cleared(&group, rules, now, Some(steps)), rules.hold) {
-                (Err(refusal), _) => refusal,
-                (Ok(()), hold) => hold.map(Refusal::Held),
+            // Where no group is begun the array is left in peace, but to find out.
+            let asks = rules.hold.is_none_or(|hold| hold == Hold::DetectOnly);
+            let verdict = match (&group.refusal, asks) {
+                (None, false) => Ok(()),
+                _ => self.cleared(&group, rules, now, Some(steps)),
+            };
+            let refusal = match verdict {
+                Err(refusal) => refusal,
+                Ok(()) => rules.hold.map(Refusal::Held),
             };
             if let Some(refusal) = refusal {
                 for uid in &group.pods {
@@ -74,8 +83,7 @@ impl Evacuation {
             return Err(Some(Refusal::TooLarge));
         }
         let Some(question) = self.question(group) else {
-            // No volume of ours: there is nothing to ask the array about.
-            return Ok(());
+            return Err(Some(Refusal::NoNodeId));
         };
         let ask = self.asks.entry(question.group.clone()).or_default();
         let verdict = match &ask.answer {
@@ -116,10 +124,11 @@ impl Evacuation {
 
     fn question(&self, group: &Group) -> Option<Question> {
         let survey = self.survey.as_ref()?;
-        let node = group
+        let published = group
             .volumes
             .iter()
-            .find_map(|volume| node_ids(survey, volume).into_iter().next())?;
+            .flat_map(|volume| node_ids(survey, volume));
+        let node = published.chain(group::own_ids(survey)).next()?;
         let (mut exclusive, mut shared) = (Vec::new(), Vec::new());
         for volume in group
             .volumes
@@ -173,7 +182,9 @@ impl Evacuation {
                 | Sight::Seen { io: true, .. },
             ) => {
                 ask.attempt.succeeded();
-                ask.attempt.not_before = now + VETO_AGAIN;
+                ask.vetoes += 1;
+                let wait = VETO_AGAIN.0 * ask.vetoes;
+                ask.attempt.not_before = now + wait.min(VETO_AGAIN.1);
             }
             Ok(_) => ask.attempt.succeeded(),
             Err(_) => ask.attempt.failed(now),
@@ -228,8 +239,12 @@ impl Evacuation {
         let Some(survey) = &self.survey else {
             return Vec::new();
         };
-        let Some(journal) = self.journal.clone() else {
-            return Vec::new();
+        // A closed journal still says what was revoked here.
+        let standing = survey.node.as_ref().map(Node::read_journal);
+        let journal = match (&self.journal, standing) {
+            (Some(journal), _) => journal.clone(),
+            (None, Some(Found::Journal(journal))) => journal,
+            _ => return Vec::new(),
         };
         let listed = self.listed();
         let came = |pod: &&Pod| {
@@ -254,15 +269,13 @@ impl Evacuation {
                 .as_ref()
                 .and_then(|survey| survey.uses.get(&uid));
             let volumes = volumes.map(|uses| uses.ours.clone()).unwrap_or_default();
-            let (count, not_before) = self.comers.entry(pod.owner.clone()).or_insert((0, now));
-            if now < *not_before {
+            if let Some((_, not_before)) = self.comers.get(&pod.owner)
+                && now < *not_before
+            {
                 let at = *not_before;
                 self.wake_at(at);
                 continue;
             }
-            let wait = COMER_BACKOFF.0 * 2_u32.saturating_pow((*count).min(10));
-            *count += 1;
-            *not_before = now + wait.min(COMER_BACKOFF.1);
             groups.push(Group {
                 pods: [uid].into(),
                 volumes,
@@ -271,5 +284,17 @@ impl Evacuation {
             });
         }
         groups
+    }
+
+    /// Notes that pods of a group were listed as comers, so that their successors wait longer each time.
+    pub(super) fn came(&mut self, group: &Group, now: Moment) {
+        let Some(survey) = &self.survey else { return };
+        let pods = group.pods.iter().filter_map(|uid| survey.pods.get(uid));
+        for pod in pods.filter(|pod| pod.phase == Phase::Pending && !pod.started) {
+            let (count, not_before) = self.comers.entry(pod.owner.clone()).or_default();
+            let wait = COMER_BACKOFF.0 * 2_u32.saturating_pow((*count).min(10));
+            *count += 1;
+            *not_before = now + wait.min(COMER_BACKOFF.1);
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{AFTER_GIVING_UP, Attempt, FENCE_STANDS};
+use super::{AFTER_GIVING_UP, Attempt, FENCE_STANDS, WITHHELD};
 use crate::clock::Moment;
 use crate::controller::step::Unfenced;
 use crate::domain::{NodeId, VolumeName};
@@ -115,7 +115,10 @@ impl Fences {
                 calls.error = None;
                 calls.attempt.succeeded();
             }
-            Err(Unfenced::Withheld) => calls.attempt.under_way = false,
+            Err(Unfenced::Withheld) => {
+                calls.attempt.under_way = false;
+                calls.attempt.not_before = now + WITHHELD;
+            }
             Err(unfenced) => {
                 calls.sent |= !matches!(unfenced, Unfenced::NeverSent(_));
                 if matches!(unfenced, Unfenced::GivenUp(_)) {

@@ -4,6 +4,7 @@ use super::{
     AFTER_ADOPTION, Evacuation, FENCE_GUARD, FENCE_STANDS, KEPT_TOO_LONG, Release, Rules, warning,
 };
 use crate::clock::Moment;
+use crate::cluster::attachment::Attachment;
 use crate::cluster::pod::Pod;
 use crate::cluster::survey::Survey;
 use crate::controller::refusal::Refusal;
@@ -49,7 +50,7 @@ impl Evacuation {
         for (uid, entry) in journal.pods.iter().filter(|(uid, _)| !vain.contains(*uid)) {
             match survey.pods.get(uid) {
                 Some(pod) => self.advance_bound(pod, entry, &mut pass),
-                None => self.advance_absent(entry, &mut pass),
+                None => self.advance_absent(uid, entry, &mut pass),
             }
         }
         let refusals = pass.refusals;
@@ -62,7 +63,8 @@ impl Evacuation {
     /// The pod is still bound here: fence every volume, then delete it.
     fn advance_bound(&mut self, pod: &Pod, entry: &Entry, pass: &mut Pass<'_>) {
         let uid = &pod.incarnation.uid;
-        let mut standing = true;
+        let (mut standing, mut error) = (true, None);
+        self.mind_publishes(uid, entry, pass);
         for name in &entry.volumes {
             let Some(volume) = pass.journal.volumes.get(name) else {
                 continue;
@@ -70,11 +72,12 @@ impl Evacuation {
             if !self.fences.stands(name, volume, pass.now) {
                 standing = false;
                 self.fence(name, volume, Moment::default(), pass);
-                if let Some(error) = self.fences.error(name, volume) {
-                    let refusal = Refusal::NotFenced(error.to_owned());
-                    pass.refusals.push((uid.clone(), refusal));
-                }
+                let failed = self.fences.error(name, volume).map(str::to_owned);
+                error = error.or(failed);
             }
+        }
+        if let Some(error) = error {
+            pass.refusals.push((uid.clone(), Refusal::NotFenced(error)));
         }
         if !standing {
             return;
@@ -115,12 +118,20 @@ impl Evacuation {
     }
 
     /// The pod is gone: release its volumes, unless another pod here uses them.
-    fn advance_absent(&mut self, entry: &Entry, pass: &mut Pass<'_>) {
+    fn advance_absent(&mut self, uid: &PodUid, entry: &Entry, pass: &mut Pass<'_>) {
+        self.mind_publishes(uid, entry, pass);
         for name in &entry.volumes {
             let Some(volume) = pass.journal.volumes.get(name) else {
                 continue;
             };
-            if pass.survey.users_of(&volume.handle).next().is_some() {
+            if let Some(user) = pass.survey.users_of(&volume.handle).next() {
+                // One that is listed goes the same way; any other has to be moved by people.
+                if !pass.journal.pods.contains_key(&user.incarnation.uid) {
+                    let with = user.incarnation.key.clone();
+                    let volume = name.clone();
+                    let refusal = Refusal::Shared { volume, with };
+                    pass.refusals.push((user.incarnation.uid.clone(), refusal));
+                }
                 continue;
             }
             let marked = pass
@@ -147,6 +158,23 @@ impl Evacuation {
         }
     }
 
+    /// Notes which volumes a publish may be given back: a fence that stands says nothing of what comes after it.
+    fn mind_publishes(&mut self, uid: &PodUid, entry: &Entry, pass: &Pass<'_>) {
+        for name in &entry.volumes {
+            let Some(volume) = pass.journal.volumes.get(name) else {
+                continue;
+            };
+            // What another leader saw of them is not known.
+            let inherited = !self.announced.contains_key(uid);
+            // Another one than was announced, or one through which a publish may be under way.
+            let mut attachments = pass.survey.attachments_of(name);
+            let open = |a: &Attachment| inherited || a.uid != volume.attachment || !a.attached;
+            if attachments.any(open) {
+                self.releases.entry(name.clone()).or_default().again = true;
+            }
+        }
+    }
+
     fn detach(&mut self, name: &VolumeName, pass: &mut Pass<'_>) {
         for attachment in pass.survey.attachments_of(name).filter(|a| !a.deleting) {
             let attempt = self.detaching.entry(attachment.uid.clone()).or_default();
@@ -165,12 +193,6 @@ impl Evacuation {
 
     /// Fences the volume for every id that was not fenced since then, if the Node was read a moment ago.
     fn fence(&mut self, name: &VolumeName, volume: &Volume, since: Moment, pass: &mut Pass<'_>) {
-        for attachment in pass.survey.attachments_of(name) {
-            // Another one than was announced, or one through which a publish may be under way.
-            if attachment.uid != volume.attachment || !attachment.attached {
-                self.releases.entry(name.clone()).or_default().again = true;
-            }
-        }
         let standing =
             Moment::since_boot((pass.now - Moment::default()).saturating_sub(FENCE_STANDS));
         let (due, next) = self.fences.due(name, volume, since.max(standing), pass.now);
@@ -188,6 +210,7 @@ impl Evacuation {
             self.fences.begin(name, &node);
             let known = pass.survey.volumes.get(name);
             pass.steps.push(Step::Fence(Fence {
+                evacuation: pass.journal.id.clone(),
                 volume: name.clone(),
                 handle: volume.handle.clone(),
                 secret: known.and_then(|volume| volume.secret.clone()),

@@ -1,5 +1,7 @@
 //! What came of the steps, and what the watches show meanwhile.
 
+use std::collections::BTreeSet;
+
 use super::Evacuation;
 use crate::clock::Moment;
 use crate::cluster::Deleted;
@@ -12,7 +14,7 @@ use crate::cluster::watch::Change;
 use crate::controller::refusal::Refusal;
 use crate::controller::step::{Outcome, Refused, Step, Unfenced};
 use crate::controller::world::{Observation, same};
-use crate::domain::{Incarnation, NodeId, VolumeName};
+use crate::domain::{Incarnation, NodeId, PodUid, VolumeName};
 use crate::journal::{Found, Journal};
 
 impl Evacuation {
@@ -21,7 +23,8 @@ impl Evacuation {
         let mut reports = Vec::new();
         match outcome {
             Outcome::Survey(Ok(survey)) => {
-                self.node_access.succeeded();
+                self.reads.succeeded();
+                self.considered = false;
                 self.node_read = survey.at;
                 if self.outdated.is_some_and(|since| survey.at >= since) {
                     self.outdated = None;
@@ -31,28 +34,33 @@ impl Evacuation {
             }
             Outcome::Survey(Err(error)) => {
                 tracing::warn!(node = %self.node, %error, "The node could not be looked at; trying again");
-                self.node_access.failed(now);
+                self.reads.failed(now);
             }
             Outcome::Look { at, node: Ok(node) } => {
-                self.node_access.succeeded();
+                self.reads.succeeded();
                 self.take_node(node, at, by, now);
             }
             Outcome::Look {
                 node: Err(error), ..
             } => {
                 tracing::warn!(node = %self.node, %error, "The node could not be looked at; trying again");
-                self.node_access.failed(now);
+                self.reads.failed(now);
             }
             Outcome::Ask { group, answer } => self.record_answer(group, answer, now),
             Outcome::Patch { at, node } => self.record_patch(at, node, by, now),
             Outcome::ForgetInUse { at, node } => self.record_in_use(at, node, by, now),
             Outcome::Fence {
+                evacuation,
                 volume,
                 node,
                 started,
                 result,
             } => {
-                reports.extend(self.record_fence(&volume, &node, started, result, now));
+                let late = self
+                    .journal
+                    .as_ref()
+                    .is_none_or(|journal| journal.id != evacuation);
+                reports.extend(self.record_fence(&volume, &node, started, result, late, now));
             }
             Outcome::DeletePod { pod, result } => {
                 self.record_deletion(&pod, result, now, &mut reports)
@@ -73,6 +81,10 @@ impl Evacuation {
                         }
                     }
                     (Ok(_), None) => attempt.succeeded(),
+                    (Err(Refused::Conflict), _) => {
+                        attempt.failed(now);
+                        self.outdate(now);
+                    }
                     (Err(error), _) => {
                         tracing::warn!(node = %self.node, attachment = %uid, ?error, "The attachment could not be deleted; trying again");
                         attempt.failed(now);
@@ -87,8 +99,9 @@ impl Evacuation {
     /// Takes in what a watch shows of this node.
     pub fn observe(&mut self, observation: &Observation, now: Moment) {
         match observation {
+            // Perhaps it only lost its label, and with it the watch: the API says.
             Observation::Pod(Change::Deleted(pod)) if pod.node.as_ref() == Some(&self.node) => {
-                self.forget_pod(&pod.incarnation, now);
+                self.outdate(now);
             }
             Observation::Pod(Change::Deleted(_)) => {}
             Observation::Pod(Change::Applied(pod)) => {
@@ -132,12 +145,13 @@ impl Evacuation {
     }
 
     fn take_survey(&mut self, mut survey: Survey, by: &str, now: Moment) {
-        survey.pods.retain(|uid, _| !self.departed.contains(uid));
-        survey.uses.retain(|uid, _| !self.departed.contains(uid));
+        let at = survey.at;
+        let left = |uid: &PodUid| self.departed.get(uid).is_some_and(|moment| at < *moment);
+        survey.pods.retain(|uid, _| !left(uid));
+        survey.uses.retain(|uid, _| !left(uid));
         survey
             .attachments
             .retain(|uid, _| !self.detached.contains(uid));
-        let at = survey.at;
         self.survey = Some(survey);
         self.take_journal(by, now);
         if self.struck().is_empty() {
@@ -172,25 +186,41 @@ impl Evacuation {
                 if journal.by != by && self.journal.as_ref().is_some_and(|known| known.by == by) {
                     tracing::warn!(node = %self.node, by = %journal.by, "Another podmon took over the evacuation");
                 }
+                if self
+                    .journal
+                    .as_ref()
+                    .is_some_and(|known| known.id != journal.id)
+                {
+                    self.clear();
+                }
                 let ours = journal.by == by;
-                if ours && journal.pods.keys().any(|uid| !self.announced.contains(uid)) {
+                if ours
+                    && journal
+                        .pods
+                        .keys()
+                        .any(|uid| !self.announced.contains_key(uid))
+                {
                     self.adopted.get_or_insert(now);
                 }
                 self.journal = Some(journal);
             }
-            Found::Journal(_) => self.journal = None,
+            Found::Journal(_) => {
+                if self.journal.take().is_some() {
+                    self.clear();
+                }
+            }
             Found::Absent => {
                 let bound = |journal: &Journal| {
                     journal.pods.keys().any(|uid| survey.pods.contains_key(uid))
                 };
                 let tainted = node.tainted(&self.names);
-                if self
-                    .journal
-                    .as_ref()
-                    .is_some_and(|journal| !tainted && !bound(journal))
-                {
+                // A Node object of another UID was never written to: there it goes on from memory.
+                let by_hand =
+                    |journal: &Journal| journal.node == node.uid && !tainted && !bound(journal);
+                if self.journal.as_ref().is_some_and(by_hand) {
                     tracing::warn!(node = %self.node, "Taint and journal were taken away by hand: nothing more is done");
                     self.journal = None;
+                    self.clear();
                 }
             }
             Found::Unreadable(defect) => {
@@ -203,10 +233,11 @@ impl Evacuation {
         let withdrawn = std::mem::take(&mut self.withdrawing);
         match patched {
             Ok(node) => {
-                self.node_access.succeeded();
+                self.writes.succeeded();
+                self.batch = usize::MAX;
                 if withdrawn {
                     self.journal = None;
-                    self.tainted = false;
+                    self.clear();
                 }
                 let before = self.node_object().map(Node::read_journal);
                 if let Some(Found::Journal(theirs)) = before
@@ -216,8 +247,10 @@ impl Evacuation {
                     tracing::info!(node = %self.node, before = %theirs.by, id = %theirs.id, "Took over an evacuation");
                 } else if let Found::Journal(journal) = node.read_journal() {
                     let known = self.listed();
-                    let new = journal.pods.into_keys().filter(|uid| !known.contains(uid));
-                    self.announced.extend(new);
+                    for uid in journal.pods.into_keys().filter(|uid| !known.contains(uid)) {
+                        let group = self.announcing.get(&uid).unwrap_or(&uid).clone();
+                        self.announced.insert(uid, group);
+                    }
                 }
                 let untainted = self
                     .node_object()
@@ -239,10 +272,16 @@ impl Evacuation {
                 // It may have been written all the same: the Node says.
                 self.outdate(now);
                 match refused {
-                    Refused::Conflict => self.node_access.succeeded(),
+                    Refused::Conflict => self.writes.succeeded(),
+                    Refused::TooLarge if self.batch > 1 => {
+                        let groups: BTreeSet<_> = self.announcing.values().collect();
+                        self.batch = (groups.len() / 2).max(1);
+                        tracing::warn!(node = %self.node, groups = self.batch, "The announcement is too large for the API; trying fewer groups");
+                        self.writes.succeeded();
+                    }
                     refused => {
                         tracing::warn!(node = %self.node, ?refused, "The node could not be patched; trying again");
-                        self.node_access.failed(now);
+                        self.writes.failed(now);
                     }
                 }
             }
@@ -252,7 +291,7 @@ impl Evacuation {
     pub(super) fn tell_progress(&mut self, listed_before: usize) {
         match &self.journal {
             Some(journal) if journal.pods.len() > listed_before => {
-                self.in_use_tries = 0;
+                self.in_use_failures = 0;
                 let pods: Vec<String> = journal
                     .pods
                     .values()
@@ -262,26 +301,39 @@ impl Evacuation {
             }
             None if listed_before > 0 => {
                 tracing::info!(node = %self.node, "Evacuation finished; the node may requalify");
-                // Nothing of this evacuation may speak for the next one.
-                self.fences = Default::default();
-                self.releases.clear();
-                self.leaving.clear();
-                self.detaching.clear();
-                self.announced.clear();
-                self.adopted = None;
+                self.clear();
             }
             _ => {}
         }
     }
 
+    /// Nothing of one evacuation may speak for the next.
+    fn clear(&mut self) {
+        self.fences = Default::default();
+        self.releases.clear();
+        self.leaving.clear();
+        self.detaching.clear();
+        self.announced.clear();
+        self.adopted = None;
+        self.tainted = false;
+        self.forgotten.clear();
+        self.in_use_failures = 0;
+    }
+
     fn record_in_use(&mut self, at: Moment, patched: Result<Node, Refused>, by: &str, now: Moment) {
-        self.node_access.succeeded();
-        self.in_use_tries += 1;
+        self.writes.succeeded();
         match patched {
             Ok(node) => {
                 let Some(survey) = &mut self.survey else {
                     return;
                 };
+                if let Some(before) = &survey.node {
+                    let gone = before
+                        .volumes_in_use
+                        .iter()
+                        .filter(|v| !node.volumes_in_use.contains(v));
+                    self.forgotten.extend(gone.cloned());
+                }
                 survey.node = Some(node);
                 self.node_read = at;
                 self.take_journal(by, now);
@@ -290,7 +342,10 @@ impl Evacuation {
                 self.in_use_forbidden = true;
                 tracing::warn!(node = %self.node, "No right to patch nodes/status: other nodes get the volumes up to a minute later");
             }
-            Err(_) => self.outdate(now),
+            Err(_) => {
+                self.in_use_failures += 1;
+                self.outdate(now);
+            }
         }
     }
 
@@ -300,6 +355,7 @@ impl Evacuation {
         id: &NodeId,
         started: Moment,
         result: Result<(), Unfenced>,
+        over: bool,
         now: Moment,
     ) -> Option<Step> {
         let listed = self
@@ -316,9 +372,10 @@ impl Evacuation {
                 tracing::warn!(node = %self.node, %volume, node_id = %id, ?error, "Not fenced; trying again");
             }
         }
-        let late =
-            listed.is_none() && !matches!(result, Err(Unfenced::Withheld | Unfenced::NeverSent(_)));
-        self.fences.record(volume, id, started, now, result, own);
+        let late = over && !matches!(result, Err(Unfenced::Withheld | Unfenced::NeverSent(_)));
+        if !over {
+            self.fences.record(volume, id, started, now, result, own);
+        }
         if late {
             self.struck.insert(volume.clone(), now);
             self.outdate(now);
@@ -372,7 +429,7 @@ impl Evacuation {
     }
 
     fn forget_pod(&mut self, pod: &Incarnation, now: Moment) {
-        self.departed.insert(pod.uid.clone());
+        self.departed.insert(pod.uid.clone(), now);
         self.leaving.remove(&pod.uid);
         self.said.remove(&pod.uid);
         if let Some(survey) = &mut self.survey {

@@ -64,7 +64,7 @@ impl Evacuation {
 
     /// The patch of `status.volumesInUse` that is due: the fenced volumes go, all others stay.
     pub(super) fn forget_in_use(&self, now: Moment) -> Option<Step> {
-        if self.in_use_forbidden || self.in_use_tries >= IN_USE_TRIES {
+        if self.in_use_forbidden || self.in_use_failures >= IN_USE_TRIES {
             return None;
         }
         let journal = self.journal.as_ref()?;
@@ -74,6 +74,7 @@ impl Evacuation {
             .iter()
             .filter(|(name, volume)| self.fences.stands(name, volume, now))
             .map(|(_, volume)| format!("kubernetes.io/csi/{}^{}", self.names.driver, volume.handle))
+            .filter(|name| !self.forgotten.contains(name))
             .collect();
         let stay: Vec<String> = node
             .volumes_in_use
