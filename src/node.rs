@@ -10,6 +10,7 @@ pub mod clear;
 pub mod detached;
 mod device;
 pub mod history;
+mod holders;
 pub mod host;
 pub mod identity;
 pub mod inspect;

@@ -1,7 +1,7 @@
 //! The host, as node mode sees and changes it: the seam at which a simulation puts a host of its own.
 
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use tokio::sync::Semaphore;
 
 use super::clear::{Children, ClearError, Step};
 use super::device;
+use super::holders;
 use super::layout::Layout;
 use super::sight::{self, Seen, Sight, Unseen};
 use crate::cri::{Alive, Running, Runtimes};
@@ -25,6 +26,9 @@ const STOP: Duration = Duration::from_secs(30);
 /// How long one change may take before it counts as hung.
 const CLEAR: Duration = Duration::from_secs(10);
 
+/// A question that takes time, or something to do that does.
+pub type Ask<Of, Answer> = Arc<dyn Fn(Of) -> BoxFuture<'static, Answer> + Send + Sync>;
+
 /// What can be asked of a host, and done to it. Every function answers in bounded time.
 #[derive(Clone)]
 pub struct Host {
@@ -33,11 +37,11 @@ pub struct Host {
     /// Asks the container runtimes.
     pub running: Arc<dyn Fn() -> BoxFuture<'static, Seen<Running>> + Send + Sync>,
     /// Changes something.
-    pub clear: Arc<dyn Fn(Step) -> BoxFuture<'static, Result<(), ClearError>> + Send + Sync>,
+    pub clear: Ask<Step, Result<(), ClearError>>,
     /// Whether nothing holds the block device of these numbers: it can be opened exclusively.
-    pub closed: Arc<dyn Fn((u32, u32)) -> BoxFuture<'static, Seen<bool>> + Send + Sync>,
+    pub closed: Ask<(u32, u32), Seen<bool>>,
     /// Stops a container at once.
-    pub stop: Arc<dyn Fn(Alive) -> BoxFuture<'static, Seen<()>> + Send + Sync>,
+    pub stop: Ask<Alive, Seen<()>>,
     /// Differs whenever the kubelet has made or removed a pod's directory: a hint, cheap enough to ask every second.
     pub pulse: Arc<dyn Fn() -> u64 + Send + Sync>,
     /// The kernel's boot id, if it can be read.
@@ -78,6 +82,7 @@ impl Host {
         // A look that hangs keeps its place, so that not one more thread is spent on the next.
         let place = Arc::new(Semaphore::new(1));
         let (proc, sys) = (machine.proc, machine.sys);
+        let processes = proc.clone();
         let (devices, stopping) = (sys.clone(), runtimes.clone());
         Self {
             look: Arc::new(move || {
@@ -108,8 +113,8 @@ impl Host {
                 .boxed()
             }),
             clear: Arc::new(move |step| {
-                let children = children.clone();
-                async move { children.run(step).await }.boxed()
+                let (children, proc) = (children.clone(), processes.clone());
+                async move { children.run(step).await.map_err(|e| explain(e, &proc)) }.boxed()
             }),
             closed: Arc::new(move |device| {
                 let (sys, dev) = (devices.clone(), machine.dev.clone());
@@ -143,6 +148,27 @@ impl Host {
                 Some(BootId::from(id.trim()))
             }),
         }
+    }
+}
+
+/// Names who keeps a mount busy.
+fn explain(error: ClearError, proc: &Path) -> ClearError {
+    match error {
+        ClearError::Failed {
+            step: Step::Unmount(path),
+            why,
+        } => {
+            let holders = holders::of(proc, &path).join(", ");
+            let why = match holders.as_str() {
+                "" => why,
+                holders => format!("{why}; held by {holders}"),
+            };
+            ClearError::Failed {
+                step: Step::Unmount(path),
+                why,
+            }
+        }
+        other => other,
     }
 }
 

@@ -317,11 +317,10 @@ impl Keeper {
 
     /// Whether the driver stages volumes; asked, beside all else, until it answers.
     fn learn_abilities(&mut self) {
-        if self.stages.get().is_some()
-            || !self
-                .asking
-                .is_none_or(|last| self.clock.now() - last >= ASK)
-        {
+        let asked = self
+            .asking
+            .is_some_and(|last| self.clock.now() - last < ASK);
+        if asked || self.stages.get().is_some() {
             return;
         }
         self.asking = Some(self.clock.now());

@@ -75,6 +75,8 @@ fn trials(shared: Option<Arc<(Runtime, Mutex<Bench>)>>) -> Vec<Trial> {
         requalification::keep_a_node_over_a_restart_of_podmon,
         requalification::keep_a_node_while_its_journal_is_open,
         requalification::clear_away_what_no_kubelet_knows,
+        requalification::clear_away_a_raw_block_volume,
+        requalification::keep_a_node_whose_driver_hangs,
         failover::after_a_network_cut,
         failover::after_a_freeze,
         failover::after_a_power_loss_and_a_reboot,

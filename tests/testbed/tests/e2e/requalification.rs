@@ -6,8 +6,9 @@ use std::time::Instant;
 use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use rustix::process::Signal;
 use serde_json::{Value, json};
-use testbed::real::rig::{JOURNAL, PODMON, TAINT};
+use testbed::real::rig::{DRIVER_NODE, JOURNAL, PODMON, TAINT};
 use testbed::real::workload::{Running, Workload};
 use testbed::real::{Error, Node, wait_until};
 use testbed::storage::NodeId;
@@ -128,6 +129,79 @@ pub async fn clear_away_what_no_kubelet_knows(bench: &mut Bench) -> Result {
     expect(!mounts.contains(&hash), "nothing is staged")?;
     node.output("rm", &["-r", &format!("{kubelet}/pods/{uid}"), &staging])
         .map(drop)
+}
+
+/// A raw block volume that is left of such a pod: bind mounts of a device, and the loop device by which the kubelet holds
+/// it.
+pub async fn clear_away_a_raw_block_volume(bench: &mut Bench) -> Result {
+    let node = bench.rig.cluster.node("node1");
+    let uid = "00000000-dead-4bad-8000-000000000002";
+    let kubelet = "/var/lib/kubelet";
+    let block = format!("{kubelet}/plugins/kubernetes.io/csi/volumeDevices");
+    let link = format!("{kubelet}/pods/{uid}/volumeDevices/kubernetes.io~csi");
+    let driver = testbed::storage::driver::NAME;
+    let note = json!({"driverName": driver, "volumeHandle": "lost-raw"});
+    let script = format!(
+        "set -e; truncate -s 16M /run/lost-raw; device=$(losetup --find --show /run/lost-raw)
+         mkdir -p {link} {block}/lost-raw/dev {block}/lost-raw/data {block}/publish/lost-raw {block}/staging/lost-raw
+         echo '{note}' > {block}/lost-raw/data/vol_data.json
+         ln -s $device {link}/lost-raw
+         for path in {block}/publish/lost-raw/{uid} {block}/lost-raw/dev/{uid}; do
+           touch $path; mount --bind $device $path; done
+         losetup --find --show {block}/lost-raw/dev/{uid}; echo $device"
+    );
+    let devices = node.output("sh", &["-c", &script])?;
+    let mut devices = devices.lines().map(str::to_owned);
+    let (held, device) = (devices.next(), devices.next());
+    let (Some(held), Some(device)) = (held, device) else {
+        return Err(Error::State("two loop devices".into()));
+    };
+    let journal = json!({"v": 1, "id": "by-hand-raw", "by": "scenario/1", "phase": "closed",
+        "why": "NodeFailure", "node": node_uid(bench, node).await?, "pods": {},
+        "vols": {"lost-raw": {"h": "lost-raw", "i": ["node1"], "va": ""}}, "gone": [uid]});
+    let started = Instant::now();
+    patch(bench, node, &journal).await?;
+    let freed = untainted(bench, node).await;
+    let left = node.output("losetup", &["--list", "--noheadings", "--output", "NAME"])?;
+    let mounts = node.output("cat", &["/proc/self/mountinfo"])?;
+    let clean = format!(
+        "losetup --detach {device}; rm -rf {kubelet}/pods/{uid} {block}/lost-raw {block}/publish/lost-raw {block}/staging/lost-raw"
+    );
+    node.output("sh", &["-c", &clean])?;
+    freed?;
+    println!(
+        "    cleared away and freed after {:.1} s",
+        started.elapsed().as_secs_f64()
+    );
+    expect(
+        !left.lines().any(|name| name.trim() == held),
+        "the kubelet's loop device is free",
+    )?;
+    expect(
+        left.lines().any(|name| name.trim() == device),
+        "and only that one",
+    )?;
+    expect(!mounts.contains(uid), "nothing of the pod is mounted")
+}
+
+/// The driver on the node hangs, and with it every call and every file system of its volumes: the taint stays, podmon
+/// lives, and when the driver goes on the node is free.
+pub async fn keep_a_node_whose_driver_hangs(bench: &mut Bench) -> Result {
+    let (workload, zombie) = deploy(bench, "hung").await?;
+    let node = bench.rig.cluster.node(&zombie.node);
+    node.cut_network()?;
+    node.wait_lost().await?;
+    evacuate(bench, &workload, &zombie, "closed").await?;
+    workload.wait_running(Some(&zombie)).await?;
+    node.signal(DRIVER_NODE, Signal::STOP)?;
+    node.mend_network()?;
+    node.wait_ready().await?;
+    let kept = stays_tainted(bench, node, 45).await;
+    node.signal(DRIVER_NODE, Signal::CONT)?;
+    kept?;
+    expect(node.is_running(PODMON), "podmon lives")?;
+    free(bench, node, &zombie, &workload, Instant::now()).await?;
+    workload.remove().await
 }
 
 async fn deploy(bench: &Bench, name: &str) -> Result<(Workload, Running)> {
