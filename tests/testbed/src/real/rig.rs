@@ -60,8 +60,8 @@ pub struct Rig {
     driver: Process,
     driver_options: DriverOptions,
     controllers: BTreeMap<String, Process>,
+    attacher: Process,
     // Only kept alive.
-    _attacher: Process,
     _array: Process,
 }
 
@@ -115,7 +115,7 @@ impl Rig {
             driver,
             driver_options,
             controllers: BTreeMap::new(),
-            _attacher: attacher,
+            attacher,
             _array: array_process,
         };
         for node in rig.cluster.nodes() {
@@ -145,11 +145,13 @@ impl Rig {
         .await
     }
 
-    /// Restarts the driver's controller side, if it is not as wanted already.
+    /// Restarts the driver's controller side and its attacher, if it is not as wanted already.
     pub async fn set_driver(&mut self, options: DriverOptions) -> Result<()> {
         if self.driver_options == options && self.driver.is_running() {
             return Ok(());
         }
+        // It ends by itself when its driver is gone, but not at once.
+        self.attacher.kill();
         self.driver.kill();
         let _ = std::fs::remove_file(csi_socket());
         self.driver = start_driver(&self.cluster, options)?;
@@ -157,7 +159,9 @@ impl Rig {
         wait_until("the driver serves", Duration::from_secs(60), async || {
             Ok(csi_socket().exists())
         })
-        .await
+        .await?;
+        self.attacher = start_attacher(&self.cluster)?;
+        Ok(())
     }
 
     /// A kubeconfig for podmon's controller with these rights.
