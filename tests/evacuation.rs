@@ -2,13 +2,19 @@
 //! each history that broke an earlier draft.
 
 #[path = "evacuation/bench.rs"]
-#[allow(dead_code)]
 mod bench;
 #[path = "model/cluster.rs"]
 #[allow(dead_code)]
 mod cluster;
 #[path = "evacuation/failover.rs"]
 mod failover;
+#[path = "evacuation/guards.rs"]
+mod guards;
+#[path = "evacuation/histories.rs"]
+mod histories;
+#[path = "evacuation/holes.rs"]
+mod holes;
 #[path = "model/perform.rs"]
-#[allow(dead_code)]
 mod perform;
+#[path = "evacuation/rows.rs"]
+mod rows;

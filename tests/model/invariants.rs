@@ -73,7 +73,11 @@ impl Ghost {
                     return Err(Violation::RightfulDeleted);
                 }
                 let mut volumes = uses.ours.iter();
-                let fenced = volumes.all(|v| self.fenced.contains(&(pod.uid.clone(), v.clone())));
+                // One that came to a volume without access was fenced with the one before.
+                let fenced = volumes.all(|v| {
+                    self.fenced.contains(&(pod.uid.clone(), v.clone()))
+                        || (!cluster.pods[&pod.uid].started && !cluster.can_write(v.as_str(), A))
+                });
                 if fenced {
                     Ok(())
                 } else {
@@ -85,7 +89,14 @@ impl Ghost {
                     return Ok(());
                 };
                 let users = cluster.users_on(&attachment.volume, &attachment.node);
-                if users.iter().any(|uid| self.listed.contains(*uid)) {
+                // One that came meanwhile, and was never started, is fenced again before it goes itself.
+                let started = |uid: &&PodUid| cluster.pods[*uid].started;
+                if users
+                    .iter()
+                    .copied()
+                    .filter(started)
+                    .any(|uid| self.listed.contains(uid))
+                {
                     return Err(Violation::AttachmentBeforePod);
                 }
                 let rightful = attachment.node != node || !cluster.tainted(A);

@@ -3,7 +3,6 @@
 use podmon::clock::Moment;
 use podmon::controller::step::{Outcome, Step, Unfenced};
 use podmon::domain::NodeName;
-use podmon::journal::{Found, Journal};
 
 use crate::cluster::{Cluster, node_id};
 use crate::state::A;
@@ -19,14 +18,8 @@ pub enum Sabotage {
     AttachmentFirst,
     /// The journal is written, the taint is not.
     NoTaint,
-    /// An open journal of another leader is taken for one's own.
-    AdoptUnwritten,
     /// A call that was given up is taken for one that was refused.
     GivenUpForgotten,
-    /// The leader's name stands in the journal without its term.
-    HolderWithoutTerm,
-    /// What the attacher may have published again is not fenced again.
-    NoFenceAgain,
     /// A pod's volumes are not found, and so none has to be fenced.
     NothingFound,
     /// The node is known under another id than the one that the volume is published to.
@@ -83,26 +76,12 @@ impl Sabotage {
     }
 
     /// What podmon is told.
-    pub fn outcome(self, mut outcome: Outcome, by: &str) -> Outcome {
-        match (self, &mut outcome) {
-            (Self::GivenUpForgotten, Outcome::Fence { result, .. }) => {
-                if let Err(Unfenced::GivenUp(text)) = result {
-                    *result = Err(Unfenced::Refused(std::mem::take(text)));
-                }
-            }
-            (Self::AdoptUnwritten, Outcome::Survey(Ok(survey))) => {
-                if let Some(node) = &mut survey.node
-                    && let Found::Journal(journal) = node.read_journal()
-                    && journal.is_open()
-                {
-                    let adopted = Journal {
-                        by: by.to_owned(),
-                        ..journal
-                    };
-                    node.journal = Some(adopted.write());
-                }
-            }
-            _ => {}
+    pub fn outcome(self, mut outcome: Outcome) -> Outcome {
+        if self == Self::GivenUpForgotten
+            && let Outcome::Fence { result, .. } = &mut outcome
+            && let Err(Unfenced::GivenUp(text)) = result
+        {
+            *result = Err(Unfenced::Refused(std::mem::take(text)));
         }
         outcome
     }

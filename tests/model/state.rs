@@ -40,7 +40,7 @@ pub struct Setting {
     pub tolerates: bool,
     pub sabotage: Sabotage,
     /// Only these faults; all if empty.
-    pub only: Vec<Fault>,
+    pub only: &'static [Fault],
 }
 
 /// What may go wrong; each costs one of the faults.
@@ -167,11 +167,8 @@ impl State {
 
     fn rules(&self, setting: &Setting) -> Rules {
         Rules {
-            by: match setting.sabotage {
-                Sabotage::HolderWithoutTerm => "ctl-0".into(),
-                _ => format!("ctl-0/{}", self.term),
-            },
-            republishes: setting.republishes > 0 && setting.sabotage != Sabotage::NoFenceAgain,
+            by: format!("ctl-0/{}", self.term),
+            republishes: setting.republishes > 0,
             array_seen: false,
             ignore_volumeless: false,
             skip_array_validation: false,
@@ -259,9 +256,9 @@ impl State {
             let closed = match self.cluster.journal(A) {
                 Some(journal) => !journal.is_open(),
                 None => {
-                    let node = A.into();
-                    let here = self.cluster.pods_on(&node);
-                    let ready = here.map(|uid| &self.cluster.pods[uid]).all(|pod| pod.ready);
+                    let node = NodeName::from(A);
+                    let mut here = self.cluster.pods_on(&node);
+                    let ready = here.all(|uid| self.cluster.pods[uid].ready);
                     self.cluster.tainted(A) && ready
                 }
             };
@@ -454,15 +451,26 @@ impl State {
             connected: false,
             io: false,
         };
+        if setting.sabotage == Sabotage::AttachmentFirst
+            && let Step::DeletePod { pod, .. } = step
+        {
+            let used = self.cluster.attachments.values();
+            let used = used.filter(|a| self.cluster.uses[&pod.uid].ours.contains(&a.volume));
+            for attachment in used.cloned().collect::<Vec<_>>() {
+                let first = Step::DeleteAttachment {
+                    name: attachment.name,
+                    uid: attachment.uid,
+                };
+                self.carry_out(&first, setting)?;
+            }
+        }
         let step = setting.sabotage.step(step, &mut self.cluster);
         let outcome = match setting.sabotage.instead(&step, &self.cluster, self.now) {
             Some(outcome) => outcome,
             None => perform(&mut self.cluster, &A.into(), &step, sight, self.now),
         };
         self.ghost.after(&step, &outcome, &self.cluster);
-        Ok(setting
-            .sabotage
-            .outcome(outcome, &format!("ctl-0/{}", self.term)))
+        Ok(setting.sabotage.outcome(outcome))
     }
 
     fn go_wrong(&mut self, fault: Fault, index: usize, setting: &Setting) -> Result<(), Violation> {
@@ -479,14 +487,14 @@ impl State {
             Fault::GivenUp => {
                 let step = self.pending.remove(index);
                 let until = matches!(step, Step::Fence(_)).then(|| self.now + LATE);
-                let outcome = setting.sabotage.outcome(unanswered(&step, self.now), "");
+                let outcome = setting.sabotage.outcome(unanswered(&step, self.now));
                 self.late.push(Late { step, until });
                 self.record(outcome, setting);
             }
             Fault::Slow => {
                 let step = self.pending.remove(index);
                 let outcome = self.carry_out(&step, setting)?;
-                self.held.push((step, outcome));
+                self.held.push((step, earlier(outcome)));
             }
             Fault::Crash => {
                 self.term += 1;
@@ -597,6 +605,21 @@ impl State {
             self.evacuation = None;
         }
     }
+}
+
+/// What was read before anything that happens from now on.
+fn earlier(mut outcome: Outcome) -> Outcome {
+    let at = match &mut outcome {
+        Outcome::Survey(Ok(survey)) => &mut survey.at,
+        Outcome::Look { at, .. } | Outcome::Patch { at, .. } | Outcome::ForgetInUse { at, .. } => {
+            at
+        }
+        Outcome::Fence { started, .. } => started,
+        _ => return outcome,
+    };
+    let since_boot = *at - Moment::default();
+    *at = Moment::since_boot(since_boot.saturating_sub(Duration::from_nanos(1)));
+    outcome
 }
 
 fn changes<K: Ord, T: Clone + PartialEq>(

@@ -139,7 +139,10 @@ impl Evacuation {
                 .attachments_of(name)
                 .all(|attachment| attachment.deleting);
             let release = self.releases.entry(name.clone()).or_default();
-            release.again |= pass.republishes;
+            // The publish of another attachment than the announced one may have come after the fence.
+            let mut attachments = pass.survey.attachments_of(name);
+            let another = attachments.any(|a| a.uid != volume.attachment);
+            release.again |= pass.republishes || another;
             // One that turned up after the others were marked: its publish has to be undone as well.
             release.marked = marked.then(|| release.marked.unwrap_or(pass.now));
             let again = release.marked.filter(|_| release.again);
