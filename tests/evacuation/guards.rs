@@ -144,6 +144,7 @@ fn guard_6_a_late_fence_is_told_and_its_victim_evacuated() {
     bench.go("the survey", |bench| bench.evacuation.journal().is_none());
     bench.cluster.unpublish(&fence.handle, &fence.node);
     bench.deliver(Outcome::Fence {
+        evacuation: fence.evacuation,
         volume: fence.volume,
         node: fence.node,
         started,

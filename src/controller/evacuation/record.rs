@@ -247,7 +247,13 @@ impl Evacuation {
                     tracing::info!(node = %self.node, before = %theirs.by, id = %theirs.id, "Took over an evacuation");
                 } else if let Found::Journal(journal) = node.read_journal() {
                     let known = self.listed();
-                    for uid in journal.pods.into_keys().filter(|uid| !known.contains(uid)) {
+                    // Under a pod that a late fence hit, access may be revoked already: no way back.
+                    let hit = |volume: &VolumeName| self.struck.contains_key(volume);
+                    let new = journal.pods.into_iter().filter(|(uid, entry)| {
+                        !known.contains(uid) && !entry.volumes.iter().any(hit)
+                    });
+                    let new: Vec<_> = new.map(|(uid, _)| uid).collect();
+                    for uid in new {
                         let group = self.announcing.get(&uid).unwrap_or(&uid).clone();
                         self.announced.insert(uid, group);
                     }
