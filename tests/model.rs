@@ -1,4 +1,5 @@
-//! Every history of one evacuation, with faults at every step: the real code as the transition function.
+//! Histories of one evacuation, with faults at every step: the real code as the transition function. Breadth first, so
+//! that a run which is cut has seen every history up to the depth that it prints.
 //!
 //! By default as much as a minute allows; `PODMON_MODEL_DEEP=1` lifts the bounds (minutes to hours).
 
@@ -136,7 +137,7 @@ fn show(initial: &State, setting: &Setting, path: &[Action]) {
 }
 
 #[test]
-fn every_history_without_and_with_one_fault() {
+fn histories_without_and_with_one_fault() {
     for (name, prepare) in [
         ("one pod", one_pod as fn(&mut Cluster)),
         ("a pending pod", pending_pod),
@@ -176,7 +177,7 @@ const TOGETHER: [&[Fault]; 7] = [
 ];
 
 #[test]
-fn every_history_with_three_faults() {
+fn histories_with_three_faults() {
     for only in TOGETHER {
         holds(
             "one pod",
