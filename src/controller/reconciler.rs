@@ -127,6 +127,7 @@ impl Reconciler {
             }
             if self.lead() {
                 touched = self.everywhere();
+                self.judge_crash_loops();
             }
             self.advance(touched);
         }
@@ -173,6 +174,7 @@ impl Reconciler {
         };
         match &observation {
             Observation::Pod(Change::Applied(pod)) => self.judge_crash_loop(&pod.incarnation.uid),
+            Observation::Pod(Change::All(_)) => self.judge_crash_loops(),
             Observation::Pod(Change::Deleted(pod)) => self.crash_loops.forget(&pod.incarnation.uid),
             _ => {}
         }
@@ -188,6 +190,7 @@ impl Reconciler {
         }
         if !was_complete && self.world.complete() {
             touched.extend(self.everywhere());
+            self.judge_crash_loops();
         }
         touched
     }
@@ -429,6 +432,16 @@ impl Reconciler {
                 let patched = effects.patch_node(&patch).await;
                 Done::Offline(name, patched)
             });
+        }
+    }
+
+    /// Those that were there before anybody led, or while a watch was broken.
+    fn judge_crash_loops(&mut self) {
+        let nodes = self.everywhere();
+        let pods = nodes.iter().flat_map(|node| self.world.pods_on(node));
+        let pods: Vec<PodUid> = pods.map(|pod| pod.incarnation.uid.clone()).collect();
+        for uid in pods {
+            self.judge_crash_loop(&uid);
         }
     }
 

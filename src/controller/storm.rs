@@ -57,7 +57,7 @@ impl Limit {
     }
 }
 
-/// The nodes that hold protected pods, and those of them that look lost.
+/// The nodes that hold protected pods, or held them when they were lost, and those of them that look lost.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Picture {
     pub holding: usize,
@@ -69,11 +69,15 @@ impl Picture {
     pub fn new(world: &World, array_lost: impl Fn(&NodeName) -> bool) -> Self {
         let mut picture = Self::default();
         for node in world.nodes() {
-            if !world.pods_on(&node.name).any(|pod| !pod.finished()) {
+            let lost = evidence(node, array_lost(&node.name)).is_some();
+            // One that was evacuated counts as long as it is lost: otherwise nodes that fail one after the other, each
+            // evacuated before the next, would never look like many.
+            let evacuated = lost && node.journal.is_some();
+            if !evacuated && !world.pods_on(&node.name).any(|pod| !pod.finished()) {
                 continue;
             }
             picture.holding += 1;
-            if evidence(node, array_lost(&node.name)).is_some() {
+            if lost {
                 picture.lost.insert(node.name.clone());
             }
         }

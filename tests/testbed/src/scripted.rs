@@ -1,11 +1,14 @@
 //! A CSI driver that does as it is told, and writes down what it was asked: the double beside podmon wherever no data
 //! is at stake.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
+use hyper_util::rt::TokioIo;
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
 
 use crate::proto::csi::controller_server::{Controller, ControllerServer};
@@ -38,6 +41,14 @@ pub struct Script {
     pub hang: Vec<String>,
     /// The answer of the extension: connected, I/O in progress; `Err` for a status.
     pub validate: Result<(bool, bool), Status>,
+    /// The answer of the extension about a node when no volume is named, where it differs from `validate`.
+    pub polls: BTreeMap<String, Result<(bool, bool), Status>>,
+    /// Volumes with I/O in progress, whatever `validate` says.
+    pub busy: BTreeSet<String>,
+    /// Whether the extension never answers.
+    pub hang_validate: bool,
+    /// Whether connections are refused, on [`Driver::channel`].
+    pub down: bool,
 }
 
 impl Script {
@@ -51,14 +62,23 @@ impl Script {
             unpublish: BTreeMap::new(),
             hang: Vec::new(),
             validate: Err(Status::unimplemented("no such extension")),
+            polls: BTreeMap::new(),
+            busy: BTreeSet::new(),
+            hang_validate: false,
+            down: false,
         }
     }
 }
+
+/// Sees a call: when it comes in (`None`; the call waits for it), and whether it said OK when it is answered.
+pub type Witness = Arc<dyn Fn(Call, Option<bool>) -> BoxFuture<'static, ()> + Send + Sync>;
 
 #[derive(Clone)]
 pub struct Driver {
     script: Arc<Mutex<Script>>,
     calls: Arc<Mutex<Vec<Call>>>,
+    witness: Option<Witness>,
+    connections: Arc<Mutex<tokio::task::JoinSet<()>>>,
 }
 
 impl Driver {
@@ -66,6 +86,70 @@ impl Driver {
         Self {
             script: Arc::new(Mutex::new(script)),
             calls: Arc::default(),
+            witness: None,
+            connections: Arc::default(),
+        }
+    }
+
+    /// Lets `witness` see every call.
+    pub fn witnessed(self, witness: Witness) -> Self {
+        Self {
+            witness: Some(witness),
+            ..self
+        }
+    }
+
+    /// Refuses connections, and breaks those that there are; or takes them again.
+    pub fn down(&self, down: bool) {
+        self.direct(|script| script.down = down);
+        if down {
+            self.connections
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .abort_all();
+        }
+    }
+
+    /// A channel to it that needs no socket.
+    pub fn channel(&self) -> Channel {
+        let driver = self.clone();
+        let endpoint = Endpoint::from_static("http://driver");
+        endpoint.connect_with_connector_lazy(tower::service_fn(move |_| {
+            let connection = driver.connect();
+            async move { connection.map(TokioIo::new) }
+        }))
+    }
+
+    fn connect(&self) -> std::io::Result<tokio::io::DuplexStream> {
+        if self.script().down {
+            return Err(std::io::ErrorKind::ConnectionRefused.into());
+        }
+        let (ours, mut near) = tokio::io::duplex(64 * 1024);
+        let (mut far, theirs) = tokio::io::duplex(64 * 1024);
+        let incoming = futures::stream::iter([Ok::<_, std::io::Error>(theirs)]);
+        tokio::spawn(self.router().serve_with_incoming(incoming));
+        // Between the two, so that the connection can be cut.
+        let cable = async move {
+            drop(tokio::io::copy_bidirectional(&mut near, &mut far).await);
+        };
+        let mut connections = self
+            .connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        connections.spawn(cable);
+        Ok(ours)
+    }
+
+    fn router(&self) -> tonic::transport::server::Router {
+        tonic::transport::Server::builder()
+            .add_service(IdentityServer::new(self.clone()))
+            .add_service(ControllerServer::new(self.clone()))
+            .add_service(PodmonServer::new(self.clone()))
+    }
+
+    async fn witness(&self, call: &Call, ok: Option<bool>) {
+        if let Some(witness) = &self.witness {
+            witness(call.clone(), ok).await;
         }
     }
 
@@ -86,10 +170,7 @@ impl Driver {
     pub fn serve(&self, socket: &Path) -> std::io::Result<tokio::task::JoinHandle<()>> {
         let listener = tokio::net::UnixListener::bind(socket)?;
         let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
-        let server = tonic::transport::Server::builder()
-            .add_service(IdentityServer::new(self.clone()))
-            .add_service(ControllerServer::new(self.clone()))
-            .add_service(PodmonServer::new(self.clone()));
+        let server = self.router();
         Ok(tokio::spawn(async move {
             if let Err(error) = server.serve_with_incoming(incoming).await {
                 eprintln!("scripted driver: {error}");
@@ -168,16 +249,20 @@ impl Controller for Driver {
         request: Request<ControllerUnpublishVolumeRequest>,
     ) -> Answer<ControllerUnpublishVolumeResponse> {
         let request = request.into_inner();
-        self.note(Call::Unpublish {
+        let call = Call::Unpublish {
             volume: request.volume_id.clone(),
             node: request.node_id,
-        });
+        };
+        self.note(call.clone());
+        self.witness(&call, None).await;
         let script = self.script();
         if script.hang.contains(&request.volume_id) {
             std::future::pending::<()>().await;
         }
         tokio::time::sleep(script.slow).await;
-        match script.unpublish.get(&request.volume_id) {
+        let refused = script.unpublish.get(&request.volume_id);
+        self.witness(&call, Some(refused.is_none())).await;
+        match refused {
             Some(status) => Err(status.clone()),
             None => Ok(Response::new(ControllerUnpublishVolumeResponse {})),
         }
@@ -228,11 +313,23 @@ impl Podmon for Driver {
         request: Request<ValidateVolumeHostConnectivityRequest>,
     ) -> Answer<ValidateVolumeHostConnectivityResponse> {
         let request = request.into_inner();
-        self.note(Call::Validate {
-            volumes: request.volume_ids,
-            node: request.node_id,
-        });
-        let (connected, ios_in_progress) = self.script().validate?;
+        let call = Call::Validate {
+            volumes: request.volume_ids.clone(),
+            node: request.node_id.clone(),
+        };
+        self.note(call.clone());
+        self.witness(&call, None).await;
+        let script = self.script();
+        if script.hang_validate {
+            std::future::pending::<()>().await;
+        }
+        let poll = script.polls.get(&request.node_id);
+        let poll = poll.filter(|_| request.volume_ids.is_empty());
+        let answer = poll.unwrap_or(&script.validate).clone();
+        self.witness(&call, Some(answer.is_ok())).await;
+        let (connected, io) = answer?;
+        let busy = request.volume_ids.iter().any(|id| script.busy.contains(id));
+        let ios_in_progress = io || busy;
         Ok(Response::new(ValidateVolumeHostConnectivityResponse {
             connected,
             ios_in_progress,
