@@ -30,8 +30,9 @@ use crate::journal::Found;
 
 /// How often the host's pulse is felt, which costs no request.
 const PULSE: Duration = Duration::from_secs(1);
-/// How often the Node is read although nothing happened: with the watch's own renewals at most twice a minute.
-const SAFETY: Duration = Duration::from_secs(35);
+/// How often the Node is read although nothing happened: with the watch's own renewals, one a minute, at most two requests
+/// a minute.
+const SAFETY: Duration = Duration::from_secs(65);
 /// How soon after one another the pulse may make us read the Node.
 const PULSE_READS: Duration = Duration::from_secs(3);
 /// How often the Node is read while it concerns us, at most; the watch is mostly first.
