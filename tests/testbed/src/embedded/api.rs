@@ -112,6 +112,11 @@ impl Server {
         self.lock().version()
     }
 
+    /// The newest version of anything but leases and events: what the loops have to look at again.
+    pub fn activity(&self) -> u64 {
+        self.lock().activity()
+    }
+
     /// Serves plain HTTP on `address` until the listener is dropped.
     pub async fn listen(&self, address: std::net::SocketAddr) -> std::io::Result<Listener> {
         Listener::bind(self.clone(), address).await

@@ -19,9 +19,7 @@ use super::object;
 use crate::storage::array::{Array, Policy};
 use crate::storage::door::Door;
 use crate::storage::driver::NAME;
-use crate::storage::driver::connectivity::ConnectivityService;
 use crate::storage::driver::controller::ControllerService;
-use crate::storage::driver::identity::IdentityService;
 use crate::storage::name::{NodeId, VolumeId};
 
 /// How often every part of the cluster gets its turn.
@@ -37,6 +35,8 @@ pub struct Shape {
     pub policy: Policy,
     /// LIST_VOLUMES_PUBLISHED_NODES.
     pub published_nodes: bool,
+    /// The driver has the connectivity extension; without it Kubernetes' word stands alone.
+    pub extension: bool,
     /// The time that the cluster's clock shows at first.
     pub start: jiff::Timestamp,
 }
@@ -49,6 +49,7 @@ impl Default for Shape {
             timing: Timing::FAST,
             policy: Policy::Permissive,
             published_nodes: false,
+            extension: false,
             start: jiff::Timestamp::from_second(1_767_225_600)
                 .unwrap_or(jiff::Timestamp::UNIX_EPOCH),
         }
@@ -63,8 +64,9 @@ pub struct Cluster {
     pub operator: Actor,
     pub attacher: Attacher,
     pub attach_detach: AttachDetach,
-    door: Door,
+    pub door: Door,
     published_nodes: bool,
+    pub extension: bool,
     node_lifecycle: NodeLifecycle,
     statefulsets: StatefulSets,
     scheduler: Scheduler,
@@ -132,6 +134,7 @@ impl Cluster {
                 chance.fork(99),
             ),
             published_nodes: shape.published_nodes,
+            extension: shape.extension,
             server,
             array,
             hosts,
@@ -236,22 +239,12 @@ impl Cluster {
         self.array.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The driver's controller side, as a sidecar beside it reaches it.
-    pub fn driver(&self) -> tonic::transport::Channel {
-        use crate::proto::csi::controller_server::ControllerServer;
-        use crate::proto::csi::identity_server::IdentityServer;
-        use crate::proto::podmon::podmon_server::PodmonServer;
-        let door = self.door.clone();
-        let services = tonic::transport::Server::builder()
-            .add_service(IdentityServer::new(IdentityService { door: door.clone() }))
-            .add_service(PodmonServer::new(ConnectivityService {
-                door: door.clone(),
-            }))
-            .add_service(ControllerServer::new(ControllerService {
-                door,
-                published_nodes: self.published_nodes,
-            }));
-        super::pipe::channel(services)
+    /// The driver's Controller service.
+    pub fn controller_service(&self) -> ControllerService {
+        ControllerService {
+            door: self.door.clone(),
+            published_nodes: self.published_nodes,
+        }
     }
 
     pub fn host(&self, name: &str) -> &Host {
@@ -266,11 +259,11 @@ impl Cluster {
             host.tick(now);
         }
         // The controllers have work only after a change, or when one of their clocks may have run out.
-        let changed = self.server.version() != self.settled.0;
+        let changed = self.server.activity() != self.settled.0;
         if !changed && now < self.settled.1 {
             return;
         }
-        self.settled = (self.server.version(), now + Duration::from_millis(500));
+        self.settled = (self.server.activity(), now + Duration::from_millis(500));
         self.node_lifecycle.tick(now);
         self.garbage.tick(now);
         self.statefulsets.tick();

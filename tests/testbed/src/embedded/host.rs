@@ -4,6 +4,8 @@
 //! can be reached.
 
 mod kubelet;
+mod node_service;
+pub mod sight;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,6 +19,8 @@ use crate::storage::name::{NodeId, VolumeId};
 
 /// How often a container writes.
 const WRITE: Duration = Duration::from_millis(500);
+/// How often the kubelet looks around although nothing has changed.
+const KUBELET: Duration = Duration::from_millis(300);
 /// How often the driver's node side shows the array that the host is there.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
@@ -50,6 +54,8 @@ pub struct LocalPod {
     pub directory: bool,
     /// Bind mounts below the directory, by PersistentVolume.
     pub published: BTreeMap<String, Mounted>,
+    /// Target directories made for publishing, by PersistentVolume. They outlive a reboot.
+    pub targets: BTreeMap<String, VolumeId>,
     /// A container is alive.
     pub running: bool,
     /// The last write of the container was carried out.
@@ -70,6 +76,8 @@ pub struct State {
     /// The container runtime answers.
     pub runtime: bool,
     pub boot: u64,
+    /// Counts what the kubelet does to pod directories.
+    pub pulse: u64,
     pub pods: BTreeMap<String, LocalPod>,
     /// The staging mounts, by handle.
     pub staged: BTreeMap<VolumeId, Mounted>,
@@ -79,6 +87,8 @@ pub struct State {
     next_lease: Duration,
     next_status: Duration,
     next_sign: Duration,
+    /// What the kubelet has looked at, and when it looks again although nothing has changed.
+    settled: (u64, Duration),
 }
 
 impl State {
@@ -117,6 +127,7 @@ impl Host {
             kubelet: true,
             runtime: true,
             boot: 1,
+            pulse: 0,
             pods: BTreeMap::new(),
             staged: BTreeMap::new(),
             timing,
@@ -125,6 +136,7 @@ impl Host {
             next_lease: Duration::ZERO,
             next_status: Duration::ZERO,
             next_sign: Duration::ZERO,
+            settled: (0, Duration::ZERO),
         };
         Host {
             state: Arc::new(Mutex::new(state)),
@@ -180,7 +192,9 @@ impl Host {
             return;
         }
         self.run_containers(&mut state, now);
-        if state.kubelet {
+        let activity = self.api.server().activity();
+        if state.kubelet && (activity != state.settled.0 || now >= state.settled.1) {
+            state.settled = (activity, now + KUBELET);
             kubelet::tick(&mut state, &self.api, now);
         }
     }

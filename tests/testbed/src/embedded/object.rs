@@ -2,17 +2,27 @@
 
 use serde_json::{Value, json};
 
+/// What a JSON pointer leads to. Unlike serde_json's it does not copy the path, which the loops would feel.
+pub fn at<'a>(object: &'a Value, pointer: &str) -> Option<&'a Value> {
+    let steps = pointer.strip_prefix('/')?.split('/');
+    steps
+        .into_iter()
+        .try_fold(object, |value, step| match step.contains('~') {
+            true => value.get(step.replace("~1", "/").replace("~0", "~")),
+            false => value.get(step),
+        })
+}
+
 /// Text at a JSON pointer; empty when there is none.
 pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object
-        .pointer(pointer)
+    at(object, pointer)
         .and_then(Value::as_str)
         .unwrap_or_default()
 }
 
+/// The members of a list at a JSON pointer.
 pub fn items<'a>(object: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value> {
-    object
-        .pointer(pointer)
+    at(object, pointer)
         .and_then(Value::as_array)
         .into_iter()
         .flatten()
@@ -35,7 +45,7 @@ pub fn version(object: &Value) -> &str {
 }
 
 pub fn is_terminating(object: &Value) -> bool {
-    object.pointer("/metadata/deletionTimestamp").is_some()
+    at(object, "/metadata/deletionTimestamp").is_some()
 }
 
 /// The pod's node; empty while it has none.
@@ -99,7 +109,7 @@ pub fn toleration<'a>(pod: &'a Value, taint: &Value) -> Option<&'a Value> {
 /// The claims that the pod uses.
 pub fn claims_of(pod: &Value) -> impl Iterator<Item = &str> {
     items(pod, "/spec/volumes")
-        .filter_map(|volume| volume.pointer("/persistentVolumeClaim/claimName")?.as_str())
+        .filter_map(|volume| at(volume, "/persistentVolumeClaim/claimName")?.as_str())
 }
 
 /// The name under which kubelets and the attach-detach controller know a CSI volume.

@@ -43,6 +43,8 @@ struct Collection {
 pub struct Store {
     collections: Vec<Collection>,
     version: u64,
+    /// The last version that was not one of a lease or an event.
+    activity: u64,
     seed: u64,
     identities: u64,
     observers: Vec<Observer>,
@@ -88,6 +90,7 @@ impl Store {
         Store {
             collections: KINDS.iter().map(|_| Collection::default()).collect(),
             version: 1,
+            activity: 1,
             seed,
             identities: 0,
             observers: Vec::new(),
@@ -97,6 +100,10 @@ impl Store {
 
     pub fn version(&self) -> u64 {
         self.version
+    }
+
+    pub fn activity(&self) -> u64 {
+        self.activity
     }
 
     pub fn observe(&mut self, observer: Observer) {
@@ -198,6 +205,9 @@ impl Store {
         deleted: bool,
     ) -> Arc<Value> {
         self.version += 1;
+        if !matches!(kind, Kind::Lease | Kind::Event) {
+            self.activity = self.version;
+        }
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
         let after = Arc::new(object);
         let collection = &mut self.collections[kind as usize];

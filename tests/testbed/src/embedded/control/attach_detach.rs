@@ -30,6 +30,8 @@ struct Attached {
     /// The attacher said so; until then the attachment was only asked for.
     confirmed: bool,
     unwanted_since: Option<Duration>,
+    /// The detach has begun, so the node is told that it must not mount the volume any more.
+    detaching: bool,
 }
 
 pub struct AttachDetach {
@@ -67,6 +69,7 @@ impl AttachDetach {
                     volume: found,
                     confirmed: is_attached(&attachment),
                     unwanted_since: None,
+                    detaching: false,
                 };
                 self.attached.insert((volume, node), attached);
             }
@@ -75,7 +78,7 @@ impl AttachDetach {
 
     fn volume(&self, name: &str) -> Option<Volume> {
         let volume = self.api.get(Kind::PersistentVolume, "", name)?;
-        let csi = volume.pointer("/spec/csi")?;
+        let csi = at(&volume, "/spec/csi")?;
         Some(Volume {
             handle: text(csi, "/volumeHandle").to_owned(),
             driver: text(csi, "/driver").to_owned(),
@@ -164,6 +167,7 @@ impl AttachDetach {
         for (place, believed) in &mut self.attached {
             if desired.contains_key(place) {
                 believed.unwanted_since = None;
+                believed.detaching = false;
             } else if believed.unwanted_since.is_none() {
                 believed.unwanted_since = Some(now);
             }
@@ -185,6 +189,9 @@ impl AttachDetach {
                 if in_use && !forced && !has_taint(&node, "node.kubernetes.io/out-of-service", "") {
                     continue;
                 }
+            }
+            if let Some(believed) = self.attached.get_mut(&place) {
+                believed.detaching = true;
             }
             match self.attachment(&place, &believed.volume) {
                 None => {
@@ -246,6 +253,7 @@ impl AttachDetach {
                 volume: volume.clone(),
                 confirmed: false,
                 unwanted_since: None,
+                detaching: false,
             };
             self.attached.insert(place.clone(), believed);
         }
@@ -256,8 +264,7 @@ impl AttachDetach {
         for node in self.api.list(Kind::Node) {
             let mut wanted = BTreeSet::new();
             for (place, believed) in &self.attached {
-                if place.1 == name(&node) && believed.confirmed && believed.unwanted_since.is_none()
-                {
+                if place.1 == name(&node) && believed.confirmed && !believed.detaching {
                     wanted.insert(unique_volume(
                         &believed.volume.driver,
                         &believed.volume.handle,

@@ -47,12 +47,12 @@ impl Scheduler {
 }
 
 fn takes(node: &Value, pod: &Value) -> bool {
-    let selected = pod.pointer("/spec/nodeSelector").and_then(Value::as_object);
+    let selected = at(&pod, "/spec/nodeSelector").and_then(Value::as_object);
     let selected = selected.is_none_or(|labels| {
         let mut labels = labels.iter();
         labels.all(|(key, value)| node["metadata"]["labels"][key] == *value)
     });
-    let cordoned = node.pointer("/spec/unschedulable").and_then(Value::as_bool) == Some(true);
+    let cordoned = at(&node, "/spec/unschedulable").and_then(Value::as_bool) == Some(true);
     let mut hard =
         items(node, "/spec/taints").filter(|taint| taint["effect"] != "PreferNoSchedule");
     selected && !cordoned && hard.all(|taint| tolerates(pod, taint))

@@ -122,6 +122,7 @@ fn take_in(state: &mut State, api: &Actor, bound: &BTreeMap<String, Arc<Value>>)
             volumes,
             directory: true,
             published: BTreeMap::new(),
+            targets: BTreeMap::new(),
             running: false,
             healthy: true,
             next_write: Duration::ZERO,
@@ -129,6 +130,7 @@ fn take_in(state: &mut State, api: &Actor, bound: &BTreeMap<String, Arc<Value>>)
             kill: None,
             remove: None,
         };
+        state.pulse += 1;
         state.pods.insert(uid.clone(), local);
     }
 }
@@ -205,6 +207,7 @@ fn mount(state: &mut State, api: &Actor, bound: &BTreeMap<String, Arc<Value>>, _
                 };
                 staged.insert(handle.clone(), mounted);
             }
+            local.targets.insert(volume.clone(), handle.clone());
             local
                 .published
                 .insert(volume.clone(), staged[handle].clone());
@@ -242,6 +245,7 @@ fn clear_away(state: &mut State, api: &Actor, bound: &BTreeMap<String, Arc<Value
         pods,
         staged,
         chance,
+        pulse,
         ..
     } = state;
     for (uid, local) in pods.iter_mut() {
@@ -271,7 +275,9 @@ fn clear_away(state: &mut State, api: &Actor, bound: &BTreeMap<String, Arc<Value
             let _ = api.delete(Kind::Pod, namespace(pod), name(pod), Some(0), Some(uid));
         }
     }
+    let before = pods.len();
     pods.retain(|_, local| local.remove.is_none_or(|at| now < at));
+    *pulse += (before - pods.len()) as u64;
 }
 
 fn report_pods(state: &State, api: &Actor, bound: &BTreeMap<String, Arc<Value>>) {
