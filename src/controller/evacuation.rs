@@ -116,6 +116,15 @@ struct Release {
     again: bool,
 }
 
+/// An entry that this term listed.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Announced {
+    /// What names its group.
+    group: PodUid,
+    /// When the patch was sent that listed it: a fence from before says nothing of its own publish.
+    at: Moment,
+}
+
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Evacuation {
     node: NodeName,
@@ -140,7 +149,7 @@ pub struct Evacuation {
     /// The patch under way takes the journal back.
     withdrawing: bool,
     /// Listed by an answered patch of this term: for all other entries a fence may have been sent by somebody else.
-    announced: BTreeMap<PodUid, PodUid>,
+    announced: BTreeMap<PodUid, Announced>,
     /// Groups of the announcement that is under way: each member, and what names its group.
     announcing: BTreeMap<PodUid, PodUid>,
     /// Groups that one patch may announce: fewer after one was too large.

@@ -76,10 +76,6 @@ impl Bench {
         })
     }
 
-    pub fn node(&self) -> NodeName {
-        A.into()
-    }
-
     /// Asks for the next steps.
     pub fn next(&mut self) {
         let steps = self.evacuation.next(&self.rules, self.now);

@@ -377,3 +377,22 @@ fn wrong_id_the_attachments_own_must_say_ok() {
     }
     assert_eq!(bench.count("delete pod"), 0, "{:?}", bench.log);
 }
+
+#[test]
+fn tolerating_pod_comes_again_and_again_ever_more_slowly() {
+    let mut bench = Bench::failed_node();
+    bench.until("delete attachment");
+    bench.perform(0);
+    let mut waits = Vec::new();
+    for _ in 0..4 {
+        let comer = bench.cluster.bind("db-0", A, &["pv1"]);
+        let came = bench.now;
+        bench.changed();
+        bench.go("its end", |bench| !bench.cluster.pods.contains_key(&comer));
+        waits.push((bench.now - came).as_secs());
+    }
+    assert!(
+        waits.windows(2).all(|pair| pair[0] <= pair[1]) && waits[3] >= 3,
+        "{waits:?}"
+    );
+}

@@ -160,9 +160,10 @@ impl Evacuation {
             let groups: BTreeSet<&PodUid> = kept
                 .iter()
                 .filter_map(|uid| self.announced.get(*uid))
+                .map(|announced| &announced.group)
                 .collect();
             let next = open.pods.iter().find(|(uid, entry)| {
-                let group = self.announced.get(*uid);
+                let group = self.announced.get(*uid).map(|announced| &announced.group);
                 !kept.contains(uid)
                     && (self.must_go(uid, entry)
                         || group.is_some_and(|group| groups.contains(group))

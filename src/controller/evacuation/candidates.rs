@@ -197,7 +197,9 @@ impl Evacuation {
         let mut newcomers = Vec::new();
         if rules.hold.is_none() {
             for group in self.groups(rules) {
-                if self.cleared(&group, rules, now, None).is_ok() {
+                if let Some(again) = self.too_soon(&group, now) {
+                    self.wake_at(again);
+                } else if self.cleared(&group, rules, now, None).is_ok() {
                     newcomers.push(group);
                 }
             }
@@ -269,21 +271,28 @@ impl Evacuation {
                 .as_ref()
                 .and_then(|survey| survey.uses.get(&uid));
             let volumes = volumes.map(|uses| uses.ours.clone()).unwrap_or_default();
-            if let Some((_, not_before)) = self.comers.get(&pod.owner)
-                && now < *not_before
-            {
-                let at = *not_before;
-                self.wake_at(at);
-                continue;
-            }
-            groups.push(Group {
+            let group = Group {
                 pods: [uid].into(),
                 volumes,
                 cause: journal.why,
                 refusal: None,
-            });
+            };
+            match self.too_soon(&group, now) {
+                Some(again) => self.wake_at(again),
+                None => groups.push(group),
+            }
         }
         groups
+    }
+
+    /// When a group of pods that only just came here may be removed, where their like was removed before.
+    fn too_soon(&self, group: &Group, now: Moment) -> Option<Moment> {
+        let survey = self.survey.as_ref()?;
+        let pods = group.pods.iter().filter_map(|uid| survey.pods.get(uid));
+        let came = pods.filter(|pod| pod.phase == Phase::Pending && !pod.started);
+        let times = came.filter_map(|pod| self.comers.get(&pod.owner));
+        let latest = times.map(|(_, not_before)| *not_before).max();
+        latest.filter(|not_before| now < *not_before)
     }
 
     /// Notes that pods of a group were listed as comers, so that their successors wait longer each time.

@@ -65,13 +65,19 @@ impl Evacuation {
         let uid = &pod.incarnation.uid;
         let (mut standing, mut error) = (true, None);
         self.mind_publishes(uid, entry, pass);
+        let listed = self
+            .announced
+            .get(uid)
+            .map_or(Moment::default(), |announced| announced.at);
         for name in &entry.volumes {
             let Some(volume) = pass.journal.volumes.get(name) else {
                 continue;
             };
-            if !self.fences.stands(name, volume, pass.now) {
+            let stands = self.fences.stands(name, volume, pass.now)
+                && self.fences.stands_since(name, volume, listed);
+            if !stands {
                 standing = false;
-                self.fence(name, volume, Moment::default(), pass);
+                self.fence(name, volume, listed, pass);
                 let failed = self.fences.error(name, volume).map(str::to_owned);
                 error = error.or(failed);
             }
@@ -139,10 +145,7 @@ impl Evacuation {
                 .attachments_of(name)
                 .all(|attachment| attachment.deleting);
             let release = self.releases.entry(name.clone()).or_default();
-            // The publish of another attachment than the announced one may have come after the fence.
-            let mut attachments = pass.survey.attachments_of(name);
-            let another = attachments.any(|a| a.uid != volume.attachment);
-            release.again |= pass.republishes || another;
+            release.again |= pass.republishes;
             // One that turned up after the others were marked: its publish has to be undone as well.
             release.marked = marked.then(|| release.marked.unwrap_or(pass.now));
             let again = release.marked.filter(|_| release.again);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::Evacuation;
+use super::{Announced, Evacuation};
 use crate::clock::Moment;
 use crate::cluster::Deleted;
 use crate::cluster::attachment::Attachment;
@@ -255,7 +255,7 @@ impl Evacuation {
                     let new: Vec<_> = new.map(|(uid, _)| uid).collect();
                     for uid in new {
                         let group = self.announcing.get(&uid).unwrap_or(&uid).clone();
-                        self.announced.insert(uid, group);
+                        self.announced.insert(uid, Announced { group, at });
                     }
                 }
                 let untainted = self
