@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal};
@@ -16,6 +16,7 @@ use rustix::process::{Pid, Signal};
 use super::binaries::{Binaries, Tool};
 use super::cgroup::Cgroup;
 use super::{Context, Error, Result, prerequisites};
+use crate::storage::loops;
 
 /// Where a cluster's files are: a file system in memory that only its own mount namespace sees.
 pub const STATE: &str = "/var/lib/podmon-testbed";
@@ -90,15 +91,45 @@ fn outside(tools: &[Tool]) -> Result<u8> {
     code
 }
 
-/// Removes what the kernel does not: cgroups with what may be frozen in them, and empty mount points.
+/// Removes what the kernel does not: cgroups with what may be frozen in them, the kubelets' loop devices, empty mount points.
 fn remove_leftovers() -> Result<()> {
     Cgroup::of_cluster()?.destroy(Duration::from_secs(60))?;
+    sweep_loops(&format!("{}node", loops::TAG))?;
+    // Found by the kubelet's name for it alone when the server of the disk at the bottom is dead already.
+    let has_own_kubelet =
+        std::fs::read_dir("/var/lib/kubelet").is_ok_and(|mut d| d.next().is_some());
+    if !has_own_kubelet {
+        sweep_loops("/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/")?;
+    }
     for folder in MOUNT_POINTS {
         // Only if empty: on a machine with a kubelet of its own these are not ours.
         let _ = std::fs::remove_dir(folder);
     }
     Ok(())
 }
+
+/// Frees the loop devices whose names begin so, and those on top of them: a kubelet puts one on every block volume, and that
+/// one does not free itself, so a node that died leaves it behind with the driver's below it.
+pub(super) fn sweep_loops(names: &str) -> Result<()> {
+    let started = Instant::now();
+    loop {
+        // A device that frees itself as soon as the one above it is gone is missed by the same sweep, and ends it.
+        let swept = loops::sweep(names).and_then(|()| loops::find(names));
+        match swept {
+            Ok(left) if left.is_empty() => return Ok(()),
+            Err(error) if started.elapsed() > LOOPS_GONE => {
+                return Err(error).context(|| format!("free the loop devices {names}"));
+            }
+            Ok(left) if started.elapsed() > LOOPS_GONE => {
+                return Err(Error::State(format!("loop devices are left: {left:?}")));
+            }
+            _ => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+/// How long that may take; a device may be held for the moment by whoever looks for file systems.
+const LOOPS_GONE: Duration = Duration::from_secs(30);
 
 /// One cluster at a time: names of cgroups and the mount points are the machine's.
 fn lock() -> Result<File> {

@@ -24,6 +24,7 @@ use super::pki::Pki;
 use super::process::{self, Process};
 use super::wait::Seen;
 use super::{Context, Error, Result, wait_until};
+use crate::storage::loops;
 
 /// How long a step of a node's boot may take on a slow machine.
 const BOOT_STEP: Duration = Duration::from_secs(60);
@@ -385,6 +386,7 @@ impl Node {
         // Also thaws: a frozen node dies only then, and none of its instructions runs before the kill.
         self.cgroup.destroy(BOOT_STEP)?;
         drop(boot);
+        isolation::sweep_loops(&format!("{}{}/", loops::TAG, self.name))?;
         // The kernel removes the link with the namespace, but later; the next boot needs its name.
         let _ = process::output("ip", &["link", "delete", &self.link()]);
         Ok(())
