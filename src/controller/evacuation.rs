@@ -62,6 +62,8 @@ const FRESH: Duration = Duration::from_secs(2);
 const STALE: Duration = Duration::from_secs(30);
 /// Waiting time after a failure: doubled from the first to the last.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// The longest wait for another look at the node: the API server may be back any moment.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// When a pod that finalizers keep is worth an event.
 const KEPT_TOO_LONG: Duration = Duration::from_secs(60);
 /// How often `status.volumesInUse` is tried; it is only speed.
@@ -91,10 +93,14 @@ impl Attempt {
     }
 
     fn failed(&mut self, now: Moment) {
+        self.failed_for_at_most(BACKOFF.1, now);
+    }
+
+    fn failed_for_at_most(&mut self, most: Duration, now: Moment) {
         let wait = BACKOFF.0 * 2_u32.saturating_pow(self.failures.min(10));
         self.under_way = false;
         self.failures += 1;
-        self.not_before = now + wait.min(BACKOFF.1);
+        self.not_before = now + wait.min(most);
     }
 }
 
@@ -273,6 +279,12 @@ impl Evacuation {
     /// The next read or write of the Node object; one at a time, so that answers come in the order of events.
     fn access_node(&mut self, rules: &Rules, now: Moment) -> Option<Step> {
         let surveyed = self.survey.as_ref().map(|survey| survey.at);
+        // First, since only now is it of use: before the attach-detach controller looks at the released volumes.
+        if self.writes.due(now)
+            && let Some(step) = self.forget_in_use(now)
+        {
+            return self.begin(step, now);
+        }
         // A picture just taken is acted on once before the next, or a node in motion would only be looked at.
         if surveyed.is_some()
             && !std::mem::replace(&mut self.considered, true)

@@ -5,7 +5,6 @@ use std::time::Duration;
 use podmon::clock::Moment;
 use podmon::controller::evacuation::{Evacuation, Rules};
 use podmon::controller::step::{Outcome, Sight, Step};
-use podmon::domain::NodeName;
 use podmon::journal::Phase;
 
 use crate::cluster::{Cluster, names};

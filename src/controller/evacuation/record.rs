@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Announced, Evacuation};
+use super::{Announced, Evacuation, LOOK_AGAIN};
 use crate::clock::Moment;
 use crate::cluster::Deleted;
 use crate::cluster::attachment::Attachment;
@@ -34,7 +34,7 @@ impl Evacuation {
             }
             Outcome::Survey(Err(error)) => {
                 tracing::warn!(node = %self.node, %error, "The node could not be looked at; trying again");
-                self.reads.failed(now);
+                self.reads.failed_for_at_most(LOOK_AGAIN, now);
             }
             Outcome::Look { at, node: Ok(node) } => {
                 self.reads.succeeded();
@@ -44,7 +44,7 @@ impl Evacuation {
                 node: Err(error), ..
             } => {
                 tracing::warn!(node = %self.node, %error, "The node could not be looked at; trying again");
-                self.reads.failed(now);
+                self.reads.failed_for_at_most(LOOK_AGAIN, now);
             }
             Outcome::Ask { group, answer } => self.record_answer(group, answer, now),
             Outcome::Patch { at, node } => self.record_patch(at, node, by, now),
