@@ -99,7 +99,11 @@ async fn s8_csm1766_errors_are_no_loss_and_break_the_row() {
     let error = || Err(Status::internal("there is no corresponding SDC"));
     bench.driver.direct(|script| script.validate = error());
     bench.harmless(600).await;
-    bench.driver.direct(|script| script.validate = SEEN);
+    // No veto stands in the way of a loss wrongly believed.
+    for node in ["a", "b", "c"] {
+        says(&bench, node, SEEN);
+    }
+    bench.driver.direct(|script| script.validate = LOST);
     for _ in 0..5 {
         for answer in [LOST, LOST, error()] {
             let before = polls(&bench, "a");

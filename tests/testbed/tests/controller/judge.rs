@@ -251,9 +251,7 @@ impl Judge {
             return;
         };
         let call = (volume.to_owned(), node.to_owned());
-        if self.under_way.insert(call, at).is_some() {
-            // The call before was given up by podmon; the driver may still be at it.
-        }
+        self.under_way.insert(call, at);
         let name = node.strip_prefix("id-").unwrap_or(node);
         let Some(object) = server.read(Kind::Node, "", name) else {
             return;
