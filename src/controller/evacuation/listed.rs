@@ -17,6 +17,8 @@ struct Pass<'a> {
     survey: &'a Survey,
     journal: &'a Journal,
     republishes: bool,
+    /// Fenced volumes are about to be taken out of `status.volumesInUse`.
+    in_use: bool,
     now: Moment,
     steps: &'a mut Vec<Step>,
     refusals: Vec<(PodUid, Refusal)>,
@@ -35,6 +37,8 @@ impl Evacuation {
             return;
         };
         let vain = self.in_vain(&journal, rules);
+        let writing = self.writes.under_way || self.writes.due(now);
+        let in_use = writing && self.forget_in_use(now).is_some();
         let Some(survey) = self.survey.take() else {
             return;
         };
@@ -42,6 +46,7 @@ impl Evacuation {
             survey: &survey,
             journal: &journal,
             republishes: rules.republishes,
+            in_use,
             now,
             steps,
             refusals: Vec::new(),
@@ -85,7 +90,8 @@ impl Evacuation {
         if let Some(error) = error {
             pass.refusals.push((uid.clone(), Refusal::NotFenced(error)));
         }
-        if !standing {
+        // Learned after the pod's end, it would let the attach-detach controller act only at its next tick.
+        if !standing || pass.in_use {
             return;
         }
         let leaving = self.leaving.entry(uid.clone()).or_default();
