@@ -13,9 +13,9 @@ fn plain_failover_in_order() {
     insta::assert_snapshot!(bench.log.join("\n"), @"
     open db-0-3 gone  +taint
     fence pv1 id-a
+    forget in use
     event NodeFailure: podmon cleaning pod [db-0-3 a] with force delete
     delete pod db-0-3 Ok(Gone)
-    forget in use
     delete attachment va-pv1-a-4
     close
     ");
