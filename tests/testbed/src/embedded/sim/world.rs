@@ -280,7 +280,8 @@ impl World {
         }
     }
 
-    fn begin(&mut self, fault: Fault) {
+    /// Lets a fault set in.
+    pub fn begin(&mut self, fault: Fault) {
         match fault {
             Fault::CutNode(node) => {
                 self.cluster.hosts[node].state().network = false;
@@ -353,7 +354,8 @@ impl World {
         }
     }
 
-    fn end(&mut self, fault: Fault) {
+    /// Heals it, unless the same fault is still at work otherwise.
+    pub fn end(&mut self, fault: Fault) {
         // The same fault may have come twice.
         if self.active.iter().any(|spell| spell.fault == fault) {
             return;
