@@ -63,20 +63,14 @@ async fn failover(failure: Failure, seed: u64) -> bool {
     let began = world.cluster.elapsed();
     let ledger = world.cluster.array().records().len();
     let timeline = Timeline::from(began);
-    let (fault, what) = match failure {
-        Failure::Network => (
-            Fault::CutNode(node),
-            "is cut off from the API server; its pods write on",
-        ),
-        Failure::Freeze => (Fault::FreezeNode(node), "freezes"),
-        Failure::Power => (Fault::PowerOff(node), "loses power"),
-        Failure::Kubelet => (
-            Fault::StopKubelet(node),
-            "loses its kubelet; its pods write on",
-        ),
+    let fault = match failure {
+        Failure::Network => Fault::CutNode(node),
+        Failure::Freeze => Fault::FreezeNode(node),
+        Failure::Power => Fault::PowerOff(node),
+        Failure::Kubelet => Fault::StopKubelet(node),
     };
     println!("Three nodes; StatefulSet pod {POD} runs on {lost}. Seconds are simulated.\n");
-    timeline.tell(began, &format!("{lost} {what}"));
+    timeline.tell(began, &format!("{lost} {}", failure.meaning()));
     world.begin(fault);
 
     let signs: Vec<Sign> = vec![

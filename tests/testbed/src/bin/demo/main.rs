@@ -1,15 +1,19 @@
-//! A failover as a timeline, and the ledger's verdict: `cargo demo`, `cargo demo -- --fault power`.
+//! A failover as a timeline, and the ledger's verdict: `cargo demo`, `cargo demo -- --fault power`, `cargo demo -- --real`.
 
 mod embedded;
+mod real;
 mod timeline;
 
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 
-/// Shows how podmon moves a stateful pod off a failed node, on a cluster that lives in this process.
+/// Shows how podmon moves a stateful pod off a failed node
 #[derive(Parser)]
 struct Arguments {
+    /// On a real control plane and real nodes, instead of a cluster that lives in this process; needs root
+    #[arg(long)]
+    real: bool,
     /// What happens to the node
     #[arg(long, value_enum, default_value_t = Failure::Network)]
     fault: Failure,
@@ -31,8 +35,23 @@ enum Failure {
     Kubelet,
 }
 
+impl Failure {
+    /// What is said of the node.
+    fn meaning(self) -> &'static str {
+        match self {
+            Self::Network => "is cut off from the API server; its pods write on",
+            Self::Freeze => "freezes",
+            Self::Power => "loses power",
+            Self::Kubelet => "loses its kubelet; its pods write on",
+        }
+    }
+}
+
 fn main() -> ExitCode {
-    let Arguments { fault, seed } = Arguments::parse();
+    let Arguments { real, fault, seed } = Arguments::parse();
+    if real {
+        return real::show(fault);
+    }
     if embedded::show(fault, seed) {
         ExitCode::SUCCESS
     } else {
