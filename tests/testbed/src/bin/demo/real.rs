@@ -49,14 +49,12 @@ pub fn show(failure: Failure) -> ExitCode {
 async fn failover(failure: Failure, binaries: Binaries) -> Result<bool> {
     println!("Starting a control plane, two nodes and an array …");
     let mut rig = Rig::start(binaries, 2, &[], &[]).await?;
-    if matches!(failure, Failure::Kubelet) {
-        // With the extension the array would see the pod at work, and nothing would happen.
-        let options = DriverOptions {
-            extension: false,
-            ..DriverOptions::default()
-        };
-        rig.set_driver(options).await?;
-    }
+    // With the extension the array would see a pod that writes on, and podmon would leave it alone.
+    let options = DriverOptions {
+        extension: false,
+        ..DriverOptions::default()
+    };
+    rig.set_driver(options).await?;
     make_namespace(&rig).await?;
     let rights = Rights::of_controller().with_node_status();
     let kubeconfig = rig.controller_kubeconfig(&rights).await?;
