@@ -1,5 +1,6 @@
 //! Keys and names that follow from the driver beside us (design.md, "Names").
 
+use crate::arguments::flags::DRIVER_PATH;
 use crate::domain::DriverName;
 
 /// The drivers whose names and paths are those of the contract; every other driver is [`Profile::Generic`].
@@ -87,7 +88,7 @@ impl Names {
                 ]
             }
         };
-        let node_id_key = driver_path.map_or_else(|| driver.as_str().to_owned(), str::to_owned);
+        let node_id_key = driver_path.unwrap_or(DRIVER_PATH.default).to_owned();
         Self {
             driver,
             taint,
@@ -132,6 +133,7 @@ mod tests {
             names.journal,
             "powerstore.podmon.storage.dell.com/evacuation"
         );
+        assert_eq!(names.node_id_key, "csi-vxflexos.dellemc.com");
     }
 
     #[test]
